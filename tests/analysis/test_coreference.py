@@ -58,7 +58,7 @@ def test_the_head_word_of_a_mention_may_be_given(tmp_path):
         ('{"text": "a b", "clusters": [[0, 1]]}', r"cluster 0: a mention is .* got 0"),
         ('{"text": "a b", "clusters": [[[0, 1]], [[1, 2]]]}', r"cluster 1: ' ' \[1, 2\] holds no word of the text"),
         ('{"text": "a b", "clusters": [[[0, 1, 2, 3]]]}', r"cluster 0: 'a' .* holds no word of the text"),
-        ('{"text": "a b", "clusters": [[[0, 1]], [[2, 3]]]}', r"nothing is mentioned twice in it"),
+        ('{"text": "a b", "clusters": [[[0, 1]], [[2, 3]]]}', r"no entity is mentioned twice"),
         ('{"text": "a b", "clusters": [[[0, true]]]}', r"a mention is"),
     ],
 )
@@ -209,7 +209,7 @@ def test_documents_that_are_too_long_are_read_in_pieces():
     assert found.pieces == 2  # 8 words each
     assert found.tallies["all"].total == 2
     assert found.out_of_reach == 1  # the last Bob
-    with pytest.raises(ValueError, match="x.jsonl: no mention with an antecedent that pretend reads at once"):
+    with pytest.raises(ValueError, match="x.jsonl: no mention has an antecedent within the context of pretend"):
         study_coreference(PretendModel([[previous]], context=5), [document()], source="x.jsonl")
 
 

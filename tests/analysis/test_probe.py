@@ -45,8 +45,8 @@ def test_a_column_of_a_treebank(tmp_path):
         ("The\tDET\ncat NOUN\n\na\tb\n", r"labels.tsv:2: expected a word, a tab and a label, got 'cat NOUN'"),
         ("The\tDET\tx\n", r"labels.tsv:1: expected a word, a tab and a label"),
         ("The\t \ncat\tN\n", r"labels.tsv:1: expected a word, a tab and a label"),
-        ("The\tN\n\ncat\tN\n", r"labels.tsv: 1 different labels came; a probe tells two or more apart"),
-        ("The\tD\ncat\tN\n", r"labels.tsv: 1 sentence came; some are needed to learn from"),
+        ("The\tN\n\ncat\tN\n", r"labels.tsv: expected two or more different labels, got 1"),
+        ("The\tD\ncat\tN\n", r"labels.tsv: expected two or more sentences, to learn from and to test on, got 1"),
     ],
 )
 def test_damaged_labels_are_refused_with_the_place(tmp_path, content, words):
@@ -172,18 +172,18 @@ def test_words_of_several_tokens_are_averaged(monkeypatch):
 
 def test_too_long_sentences_are_left_out_and_counted():
     model = PretendModel([[evenly]], context=11)
-    with pytest.raises(ValueError, match="x.tsv: 0 sentence that pretend can read; two at least are needed"):
+    with pytest.raises(ValueError, match="x.tsv: expected two or more sentences that pretend can read, got 0"):
         study_probe(model, sentences(3, length=12), source="x.tsv")
 
 
 def test_labels_on_one_side_alone_are_refused(monkeypatch):
     monkeypatch.setattr(probe, "hidden_states", lambda model, tokens: [torch.zeros(1, tokens.shape[1], WIDTH)] * 2)
     bare = [sentence._replace(labels=(None,) * 9) for sentence in sentences(7)]
-    with pytest.raises(ValueError, match="none of the 7 sentences taken has a word with a label"):
+    with pytest.raises(ValueError, match="none of the 7 sentences in use has a labelled word"):
         study_probe(PretendModel([[evenly]]), bare)
     order = np.random.default_rng(0).permutation(7).tolist()  # the first two are tested on
     learned = [sentence if i in order[2:] else bare[i] for i, sentence in enumerate(sentences(7))]
-    with pytest.raises(ValueError, match="x.tsv: the words with labels are all in sentences to learn from, or all in"):
+    with pytest.raises(ValueError, match="x.tsv: the words with labels are all in training sentences, or all in"):
         study_probe(PretendModel([[evenly]]), learned, source="x.tsv")
 
 

@@ -153,13 +153,13 @@ def test_words_that_share_tokens_are_left_out_and_counted(tmp_path):
 def test_sentences_that_are_too_long_are_counted(tmp_path):
     found = study_syntax(PretendModel([[previous]], context=6), bank(tmp_path))
     assert (found.sentences, found.too_long) == (1, 2)
-    with pytest.raises(ValueError, match=r"b.conllu: no relation that pretend could be asked about: 3 of 3 sentences"):
+    with pytest.raises(ValueError, match=r"b.conllu: no relation that pretend can answer: 3 of 3 sentences"):
         study_syntax(PretendModel([[previous]], context=4), bank(tmp_path), source="b.conllu")
 
 
 def test_a_treebank_without_relations_is_refused(tmp_path):
     path = write(tmp_path, line(1, "a"), line(2, "b"), "")
-    with pytest.raises(ValueError, match="treebank: no relation that pretend could be asked about: it has none"):
+    with pytest.raises(ValueError, match="treebank: no relation that pretend can answer: there is none"):
         study_syntax(PretendModel([[previous]]), read_treebank(path))
 
 

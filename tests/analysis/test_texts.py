@@ -34,7 +34,7 @@ def test_what_is_no_text_is_refused(tmp_path):
 
     refused("bad.txt", b"ok \xff", r"bad.txt: not a text in UTF-8 \(byte 0xff at position 3\)")
     refused("zero.txt", b"ok \0", "zero.txt: a binary file, not a text")
-    refused("blank.txt", b" \n", "blank.txt: nothing but blanks; texts are needed")
+    refused("blank.txt", b" \n", "blank.txt: expected texts, got only blanks")
     refused("missing.txt", None, "missing.txt", FileNotFoundError)
     (tmp_path / "empty").mkdir()
     refused("empty", None, "empty: the folder holds no .txt file", FileNotFoundError)
@@ -43,7 +43,7 @@ def test_what_is_no_text_is_refused(tmp_path):
 def test_a_file_that_is_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(texts, "LARGEST_FILE", 2**20)
     (tmp_path / "large.txt").write_bytes(b"a" * (2**20 + 1))
-    with pytest.raises(ValueError, match="large.txt: larger than 1 MiB"):
+    with pytest.raises(ValueError, match="large.txt: expected at most 1 MiB"):
         read_files([tmp_path / "large.txt"])
 
 

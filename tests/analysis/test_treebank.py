@@ -91,8 +91,8 @@ def test_several_sentences_and_line_ends(tmp_path):
         (["# sent_id = s7", line(1, "a", 5, "obj")], r"sentence s7: the head of token 1 'a' is 5; there are 1 words"),
         (["# sent_id = s7", line(1, "a", 1, "obj")], r"sentence s7: token 1 'a' is its own head"),
         (["# sent_id = s7", line(2, "a", 0, "root")], r"sentence s7: token 'a' has number 2, expected 1"),
-        (["# only a comment", ""], r"bank.conllu: holds no sentence in CoNLL-U"),
-        ([""], r"bank.conllu: holds no sentence in CoNLL-U"),
+        (["# only a comment", ""], r"bank.conllu: no sentence in CoNLL-U"),
+        ([""], r"bank.conllu: no sentence in CoNLL-U"),
         (
             ["# sent_id = s9", "# text = The cat sat", *spelled("The", "dog", "sat")],
             r"sentence s9: its tokens do not spell its text: from token 2 'dog' on they give 'dog sat', the text has "

@@ -194,7 +194,7 @@ def test_a_module_of_another_library_is_refused():
 
     with pytest.raises(TypeError, match=r"Theirs is a module of transformers.* saccade\.models\.load\(folder\)"):
         saccade.attribute(Theirs(2, 3), TEXT)
-    with pytest.raises(TypeError, match=r"model: expected a language model of Saccade's own, .* got Linear"):
+    with pytest.raises(TypeError, match=r"model: expected a language model of Saccade, .* got Linear"):
         saccade.why_attends(torch.nn.Linear(2, 3), TEXT, 0, 0)
 
 

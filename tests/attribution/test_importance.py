@@ -228,7 +228,7 @@ def test_the_loss_of_the_output_is_found():
     found = saccade.head_importance(gpt2(), batches)
     same = saccade.head_importance(gpt2(), batches, lambda model, batch: model(**batch)["loss"])
     assert torch.equal(found.values.values, same.values.values)
-    with pytest.raises(ValueError, match="loss: what the model gives has none"):
+    with pytest.raises(ValueError, match="loss: the model's output has none"):
         saccade.head_importance(gpt2(), BATCHES)
 
 
@@ -238,7 +238,8 @@ def test_it_is_printed_and_written_whole():
     assert [line["head"] for line in written["heads"]] == [0, 1, 2, 3] * 2
     assert [(step["layer"], step["head"]) for step in written["removed"]] == [step.head[1:] for step in found.removed]
     lines = str(found).splitlines()
-    assert lines[0] == f"rise of the loss without each head, when it was last tried; 2 batches, loss {found.loss:.3g}"
+    title = "rise of the loss without each head, in the last round that tried it"
+    assert lines[0] == f"{title}; 2 batches, loss {found.loss:.3g}"
     assert lines[2].split() == ["layer", "call", "head", "0", "head", "1", "head", "2", "head", "3"]
     assert [line.split()[:2] for line in lines[3:5]] == [
         ["0", "decoder.blocks.0.attention"],
@@ -258,16 +259,19 @@ def wrong(change):
     [
         ({"loss": wrong(lambda one: one.expand(2, 5))}, r"loss: expected a scalar, got .*\(2, 5\)"),
         ({"loss": wrong(lambda one: one * float("nan"))}, "loss: expected a finite number, got nan"),
-        ({"loss": wrong(lambda one: one.detach())}, "loss: no gradient reaches the heads .*by='ablation' needs none"),
+        (
+            {"loss": wrong(lambda one: one.detach())},
+            "loss: no gradient reaches the heads: .*by='ablation' needs no gradient",
+        ),
         ({"loss": wrong(lambda one: one.item())}, "loss: no gradient reaches the heads"),
         ({"loss": lambda model, batch: model.embedding.weight.sum()}, "loss: no gradient reaches the heads"),
         ({"loss": lambda model, batch: 1.0, "by": "ablation"}, "loss: it ran no forward of the model"),
         ({"batches": []}, "batches: expected at least one batch, got none"),
         ({"batches": [], "by": "greedy"}, "batches: expected at least one batch, got none"),
         ({"by": "taylor"}, "by must be one of gradient, ablation, greedy; got 'taylor'"),
-        ({"keep": 0.5}, "keep is of by='greedy'"),
+        ({"keep": 0.5}, "keep: only for by='greedy'"),
         ({"by": "greedy", "keep": 9}, "a number of heads from 1 to 8, got 9"),
-        ({"to": "mean"}, "to is of ablation"),
+        ({"to": "mean"}, "to: only for ablation"),
         *(
             (
                 {"batches": [BATCHES[0], BATCHES[1][:1]], "by": by, "to": "mean"},
@@ -276,7 +280,7 @@ def wrong(change):
             for by in ("ablation", "greedy")
         ),
         ({"batches": [BATCHES[0][:1]], "by": "ablation", "to": "resample"}, "attention has one"),
-        ({"model": torch.nn.Sequential(torch.nn.Embedding(31, 5))}, "no attention call fits"),
+        ({"model": torch.nn.Sequential(torch.nn.Embedding(31, 5))}, "no attention call matches"),
     ],
 )
 def test_bad_input_is_named(options, message):
@@ -292,5 +296,5 @@ def test_other_kinds_are_type_errors():
         saccade.head_importance(decoder(), BATCHES, lambda model, batch: None)
     with pytest.raises(TypeError, match=r"batches: expected several batches, .* got one dict; write \[batch\]"):
         saccade.head_importance(decoder(), {"input_ids": BATCHES[0]})
-    with pytest.raises(TypeError, match="batches: expected what the model takes, such as token ids, got text"):
+    with pytest.raises(TypeError, match="batches: expected inputs of the model, such as token ids, got text"):
         saccade.head_importance(decoder(), ["some text"])

@@ -179,7 +179,7 @@ def test_weights_are_patched_exactly_only():
         for head in range(3):
             patched = metric(model(CORRUPTED, {0: {"output": {head: (weights @ own["value"])[:, head]}}}))
             assert float(found.exact.values[head]) == pytest.approx(share(patched, before, other), abs=1e-12)
-    with pytest.raises(ValueError, match="weights are patched exactly only; give by='exact'"):
+    with pytest.raises(ValueError, match="weights can only be patched exactly; pass by='exact'"):
         saccade.patching(model, CLEAN, CORRUPTED, metric, what="weights")
 
 
@@ -260,17 +260,20 @@ def test_it_is_printed_and_written_whole():
     [
         ({"metric": lambda out: out[0]}, r"metric: expected a scalar, got .*\(7, 11\)"),
         ({"metric": lambda out: out.sum() / 0}, "metric: expected a finite number, got"),
-        ({"metric": lambda out: metric(out).detach()}, "metric: no gradient reaches the heads .*by='exact' needs none"),
-        ({"metric": lambda out: 3.0}, "metric: it is 3 for clean and corrupted alike; there is nothing to explain"),
+        (
+            {"metric": lambda out: metric(out).detach()},
+            "metric: no gradient reaches the heads: .*by='exact' needs no gradient",
+        ),
+        ({"metric": lambda out: 3.0}, "metric: it is 3 for both clean and corrupted; there is nothing to explain"),
         ({"clean": CLEAN[:1]}, "expected the same batch, got clean 1 and corrupted 2 items in attention.0"),
-        ({"clean": lambda model: (model(CLEAN), model(CLEAN))[0]}, "clean: expected one forward .*there were 2"),
+        ({"clean": lambda model: (model(CLEAN), model(CLEAN))[0]}, "clean: expected one forward .*got 2"),
         ({"by": "exactly"}, "by must be of exact, gradient; got 'exactly'"),
         ({"by": ()}, "by must be of exact, gradient; got 'none'"),
         ({"what": "keys"}, "what must be one of output, weights, query, key, value; got 'keys'"),
         ({"direction": "both"}, "direction must be one of denoising, noising; got 'both'"),
         (
             {"heads": {7: [0]}},
-            "heads: no attention call fits 7. Calls there are: attention.0, attention.1, attention.2",
+            "heads: no attention call matches 7; there are attention.0, attention.1, attention.2",
         ),
         ({"heads": {1: [0, 3]}}, "heads: attention.1 has query heads 0 to 2, got 3"),
         ({"heads": {2: 0}, "through": (1, 0, "key")}, "heads: none of them comes before the receivers"),
@@ -279,7 +282,7 @@ def test_it_is_printed_and_written_whole():
         ({"through": ("attention.*", 0, "query")}, "through: 'attention.*' fits 3 calls"),
         ({"through": (2, 0, "output")}, "through: expected .layers, heads, 'query' | 'key' | 'value'."),
         ({"through": (2, 5, "key")}, "through: attention.2 has query heads 0 to 2, got 5"),
-        ({"through": (2, 0, "key"), "what": "value"}, "through= follows the output of heads, got what='value'"),
+        ({"through": (2, 0, "key"), "what": "value"}, "through= needs what='output', got what='value'"),
         ({"model": torch.nn.Linear(11, 3).double()}, "model: it has no attention calls that can be patched"),
     ],
 )
@@ -295,5 +298,5 @@ def test_other_kinds_are_type_errors():
         saccade.patching("model", CLEAN, CORRUPTED, metric)
     with pytest.raises(TypeError, match="metric: expected a scalar, got"):
         saccade.patching(HandModel(), CLEAN, CORRUPTED, lambda out: None)
-    with pytest.raises(TypeError, match="corrupted: expected what the model takes, such as token ids, got text"):
+    with pytest.raises(TypeError, match="corrupted: expected inputs of the model, such as token ids, got text"):
         saccade.patching(HandModel(), CLEAN, "some text", metric)

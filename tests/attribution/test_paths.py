@@ -122,7 +122,7 @@ def test_receivers_that_nothing_reaches_are_an_error():
         def forward(self, x):
             return self.one(x) * self.other(x)
 
-    with pytest.raises(ValueError, match="nothing that the heads before the receivers give reaches them"):
+    with pytest.raises(ValueError, match="the receivers do not depend on any head before them"):
         saccade.patching(Towers(), CLEAN, CORRUPTED, metric, by="gradient", through=("other.*", 0, "key"))
 
 

@@ -292,10 +292,10 @@ def test_maps_of_both_ways_are_drawn(capsys, tmp_path):
         ),
         (["--why", "cat", "sat", "--head", "1.9"], "head: 1.9 does not exist; there are the layers 0 (heads 0 to 7)"),
         (["--why", "cat", "sat", "--head", "one"], "--head one: expected layer.head"),
-        (["--target", "a,b,c"], "--target a,b,c: expected a word, or two with a comma between"),
+        (["--target", "a,b,c"], "--target a,b,c: expected a word, or two separated by a comma"),
         (["--target", "rug"], "expected one token, and 'rug' is 2: ' r', 'ug'"),
         (["--target", "mat,mat"], "both are the same token"),
-        (["--patch", OTHER, "--positions", "3-1"], "--positions 3-1: expected tokens from 0"),
+        (["--patch", OTHER, "--positions", "3-1"], "--positions 3-1: expected token numbers from 0"),
         (["--patch", OTHER, "--positions", "15"], "both texts have the tokens 0 to 14, got 15"),
         (["--patch", TEXT], "--patch: it has the same tokens as the text; expected a text that differs"),
         (["--patch", "no-such.txt"], "--patch no-such.txt: no such file"),
@@ -372,7 +372,7 @@ def test_a_masked_model_has_a_pseudo_loss(capsys, models):
     with_mask = numbers(capsys, "The cat sat on the [MASK].", "--model", models / "bert")
     assert with_mask["attribution"]["labels"][with_mask["attribution"]["position"]] == "'[MASK]'"
     told = refused(capsys, text, "--model", models / "bert", "--patch", "The dog sat on the mat.")
-    assert "needs one [MASK] in the text; 0 came" in told
+    assert "expected one [MASK] in the text, got 0" in told
 
 
 def test_an_encoder_without_a_head_says_what_is_needed(capsys, models):

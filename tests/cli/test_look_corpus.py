@@ -154,7 +154,7 @@ def test_numbers_in_a_file(capsys, tmp_path):
         (["--corpus", "one.txt", "--out", "x.html"], "--out x.html: the numbers of a study are written to a .csv or"),
         (["--corpus", "one.txt", "--head", "2.1"], "a look at one TEXT"),
         (["--probe", "one.txt"], "one.txt:1: expected a word, a tab and a label"),
-        (["--probe", "bank.conllu"], "bank.conllu: 1 sentence came"),
+        (["--probe", "bank.conllu"], "bank.conllu: expected two or more sentences"),
         (["--probe", "bank.conllu", "--column", "xpos"], "column: expected upos or deprel, got 'xpos'"),
         (["--coreference", "labels.tsv"], "labels.tsv:1: not JSON"),
         (["--corpus", "one.txt", "--model", "nowhere"], "nowhere"),
@@ -188,4 +188,4 @@ def test_a_corpus_needs_no_extras(capsys, monkeypatch):
 
 def test_a_treebank_may_be_of_words_without_relations(capsys, tmp_path):
     (tmp_path / "flat.conllu").write_text("\n".join([line(1, "a"), line(2, "b"), ""]))
-    assert "flat.conllu: no relation that embedded could be asked about" in refused(capsys, "--syntax", "flat.conllu")
+    assert "flat.conllu: no relation that embedded can answer" in refused(capsys, "--syntax", "flat.conllu")

@@ -79,7 +79,7 @@ def test_an_encoder_decoder(capsys, tmp_path):
     status, out, _ = run(capsys, *given, "--head", "decoder.2.0", "--json")
     assert status == 0 and (json.loads(out)["part"], json.loads(out)["layer"]) == ("decoder", 2)
     assert "'cat' is not in the target" in refused(capsys, *given[:-1], "cat", "--head", "cross.1.2")
-    assert "no head of the encoder reads it" in refused(capsys, *given, "--head", "1.0")
+    assert "the encoder does not read it" in refused(capsys, *given, "--head", "1.0")
 
 
 def test_the_example_needs_no_text(capsys):
@@ -104,8 +104,8 @@ def test_the_example_needs_no_text(capsys):
             "--head cross.1: expected layer.head, such as 1.4, or encoder.1.4",
         ),
         ([SENTENCE, "--head", "cross.1.2"], "head: cross.1.2 is of an encoder-decoder; embedded has heads such as 1.4"),
-        ([SENTENCE, "--target", "Le chat"], "target: embedded reads none; an encoder-decoder"),
-        ([SENTENCE, "--nth", "0"], "nth: it counts the occurrences of a word; give the word, too"),
+        ([SENTENCE, "--target", "Le chat"], "target: embedded reads none; only an encoder-decoder"),
+        ([SENTENCE, "--nth", "0"], "nth: it is the occurrence of a word; pass the word, too"),
         ([SENTENCE, "--word", "it", "--nth", "0"], "'it' occurs 2 times, so there is no occurrence 0"),
         ([SENTENCE, "--out", "nowhere/step.html"], "cannot write nowhere/step.html: the folder"),
         ([SENTENCE, "--out", "a-folder.html"], "cannot write a-folder.html: it is a folder"),

@@ -104,7 +104,7 @@ def test_the_address_is_printed_and_the_text_is_shown(run, folder, monkeypatch, 
 @pytest.mark.parametrize("host", ["0", "0.0.0.0"])
 def test_that_other_machines_come_in_is_said(run, folder, host):
     _, out, err, (viewer, _) = run(TEXT, "--model", folder, "--host", host, "--no-browser", "--keep")
-    assert err == "saccade: other machines open it under this computer's name or address, and the token\n"
+    assert err == "saccade: other machines can open it under this computer's name or address, with the token\n"
     assert f"Viewer  {viewer.url}" in out and viewer.url.startswith("http://127.0.0.1:")
 
 
@@ -168,8 +168,7 @@ def test_generated_text_is_told_from_the_prompt(run, folder):
 def test_a_continuation_that_the_context_ends_is_told(run, folder):
     _, _, err, _ = run(TEXT, "--generate", 100_000, "--model", folder, "--no-browser", "--keep")
     assert err == (
-        f"saccade: generate: 100,000 tokens were asked for; {folder} reads 61 at once, those of the text included, and "
-        "writes no further\n"
+        f"saccade: generate: 100,000 tokens were requested; the context of {folder} is 61 tokens, the text included\n"
     )
 
 
@@ -252,12 +251,12 @@ def refused(run, *arguments, told):
 @pytest.mark.slow
 def test_what_does_not_fit_what_watch_kept(run, watched):
     for option, told in {
-        ("--model", "."): "model: it reads a text",
-        ("--generate", "3"): "generate: it reads a text",
-        ("--target", "x"): "target: it reads a text",
+        ("--model", "."): "model: it is for reading a text",
+        ("--generate", "3"): "generate: it is for reading a text",
+        ("--target", "x"): "target: it is for reading a text",
         ("--to", "3"): "--from and --to need a text",
         ("--context", "300"): "--context needs a text; a file of watch contains a finished call",
-        ("--budget", "1GiB"): "budget: it bounds what reading a text keeps",
+        ("--budget", "1GiB"): "budget: it limits the memory for reading a text",
         ("--against", "The owl."): "--against The owl.: expected another file of watch",
         ("--head", "0.9"): r"head: 0\.9 does not exist; layer 0 has heads 0 to 1$",
     }.items():
@@ -281,13 +280,13 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ([TEXT, "--budget", "0"], "--budget 0: expected a size"),
         ([TEXT, "--budget", "2KiB"], r"budget: about [\d.]+ KiB are needed .* 2.00 KiB left; .*folder"),
         ([TEXT, "--folder", "nowhere"], "folder: nowhere is no folder"),
-        ([TEXT, "--folder", "."], "folder: it keeps what goes beyond a budget"),
+        ([TEXT, "--folder", "."], "folder: only for queries and keys beyond a budget"),
         ([TEXT, "--context", "1"], "--context: expected a whole number of tokens, at least 2: "),
         ([TEXT, "--generate", "-1"], "--generate"),
         ([TEXT, "--port", "70000"], "--port"),
         ([TEXT, "--host", "no such host"], "host: no such host is no address of this machine"),
         ([TEXT, "--host", "a" * 64], "host: 'aaaa.* is no name of a machine"),
-        ([TEXT, "--folder", "/proc"], "folder: /proc takes no files"),
+        ([TEXT, "--folder", "/proc"], "folder: /proc is not writable"),
         ([TEXT, "--generate", "3", "--target", "The owl."], "generate and target: "),
         ([TEXT, "--generate", "3", "--head", "1.9"], r"head: 1\.9 does not exist"),
         (["The", "hen"], 'put the text in quotes: saccade view "The hen"'),

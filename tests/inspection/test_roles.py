@@ -92,7 +92,7 @@ def test_layers_may_have_different_numbers_of_heads():
 
 def test_too_little_text_is_refused():
     lm = with_patterns(broad)
-    with pytest.raises(ValueError, match="text: 3 tokens came; measuring roles needs 16 at least"):
+    with pytest.raises(ValueError, match="text: expected at least 16 tokens to measure roles, got 3"):
         measure_roles(lm, "one two three")
     with pytest.raises(ValueError, match="two different tokens"):
         measure_roles(lm, "cat " * 20)

@@ -406,9 +406,9 @@ def test_which_word_is_meant():
         ("rains", 2, "'rains' occurs once, so there is no occurrence 2"),
         (12, None, "12 is no word of this text, which has 1 to 11"),
         (0, None, "0 is no word of this text"),
-        (None, 2, "^nth: it counts the occurrences of a word; give the word, too$"),
-        (None, 0, "^nth: it counts"),
-        (3, 1, "^nth: it counts"),
+        (None, 2, "^nth: it is the occurrence of a word; pass the word, too$"),
+        (None, 0, "^nth: it is the occurrence"),
+        (3, 1, "^nth: it is the occurrence"),
     ]:
         with pytest.raises(ValueError, match=said.replace("(", "\\(")):
             find_word(words, wanted, nth)

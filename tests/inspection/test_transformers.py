@@ -291,9 +291,7 @@ def test_a_tokenizer_of_another_model(tmp_path, folder):
 def test_models_whose_attention_nobody_sees(tmp_path):
     for name in ("mamba", "bloom"):
         path = getattr(checkpoints, name)(tmp_path / name)
-        told = (
-            rf"{name}: no attention call could be seen in {name.capitalize()}Model: it has none, or has code of its own"
-        )
+        told = rf"{name}: no attention call could be observed in {name.capitalize()}Model: it has none, or computes"
         with pytest.raises(ValueError, match=told):
             open_model(path)
 
@@ -395,7 +393,7 @@ def test_parts_of_a_configuration_are_looked_at(monkeypatch):
     ("field", "value", "told"),
     [
         ("num_hidden_layers", 10**9, "num_hidden_layers is 1,000,000,000, and its weights are 29 tensors"),
-        ("hidden_size", 6 * 10**6, r"it asks for [\d,]+ numbers, and its weights hold [\d,]+"),
+        ("hidden_size", 6 * 10**6, r"it needs [\d,]+ numbers, and its weights hold [\d,]+"),
         ("intermediate_size", 10**400, ": "),
         ("num_attention_heads", 7, "configuration: "),
         ("vocab_size", float("nan"), "configuration: "),

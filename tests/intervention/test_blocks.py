@@ -243,7 +243,7 @@ def test_a_model_that_is_compiled_whole_is_refused(how):
         model = torch.compile(model, backend="eager", fullgraph=True)
     else:
         model.compile(backend="eager", fullgraph=True)
-    with pytest.raises(ValueError, match="no attention call fits 0.*compiled by torch.compile"):  # noqa: SIM117
+    with pytest.raises(ValueError, match="no attention call matches 0.*compiled by torch.compile"):  # noqa: SIM117
         with saccade.intervene(model, {0: Ablate([1])}):
             model(x)
 

@@ -69,7 +69,7 @@ PAIRS = [
 def test_edits(name, case):
     kind = MODELS[name]
     if kind.in_place and case.split()[0] in ("query", "key", "sharpened", "all_at_once"):
-        with pytest.raises(ValueError, match="queries and keys of this attention cannot be changed: its model writes"):
+        with pytest.raises(ValueError, match="queries and keys of this attention cannot be changed: its model changes"):
             edited(kind.make().double(), kind, torch.randn(B, L, E, dtype=torch.float64), case)
         return
     model = kind.make().double()

@@ -156,7 +156,7 @@ def test_a_gradient_that_is_wanted_is_refused(of, way):
     attending = model(**({} if of == "function" else {of: tensor}))
     factor = tensor[0, 0] if of == "function" else 1.0
     with (
-        pytest.raises(ValueError, match="Weights is forward only, and a gradient is wanted"),
+        pytest.raises(ValueError, match="Weights is forward only, but a gradient is needed"),
         saccade.intervene(attending, {"*": Weights(None, lambda weights, rows: weights * factor)}),
     ):
         attending(*tensors())

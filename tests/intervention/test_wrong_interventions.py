@@ -42,9 +42,9 @@ MADE = [
     (lambda: EditBias([0]), TypeError, "bias must be a tensor, ALiBi or RelativeBias"),
     (lambda: EditBias([0], torch.ones(3, 3, dtype=torch.bool)), TypeError, "bias must be of floating point"),
     (lambda: Weights([0]), TypeError, "function must be callable"),
-    (lambda: Patch([0], LINEAR), TypeError, "source must be what `with saccade.watch.* gives, got Linear"),
+    (lambda: Patch([0], LINEAR), TypeError, "source must be the result of `with saccade.watch.*, got Linear"),
     (lambda: Patch([0], saccade.watch(LINEAR)), ValueError, "source has kept no call: watch .* keep=True"),
-    (lambda: Freeze([0], None), TypeError, "source must be what"),
+    (lambda: Freeze([0], None), TypeError, "source must be the result of"),
     (lambda: Patch([0], seen(decoder(), B, L, E), "weight"), ValueError, "what must be one of output, weights, query"),
     (lambda: Patch([0], seen(decoder(), B, L, E), positions=[-1]), ValueError, "positions count from 0, got -1"),
     (lambda: saccade.intervene(3, {0: Ablate(0)}), TypeError, "model must be a torch.nn.Module, got 3"),
@@ -72,7 +72,7 @@ USED = [
     (EditMask([0], torch.ones(3, 5, dtype=torch.bool)), r"a mask of shape \(3, 5\) for 7 queries and 7 keys"),
     (EditBias([0], torch.ones(3, 5)), r"bias: shape \(3, 5\) does not broadcast"),
     (EditBias([0], saccade.ALiBi(torch.ones(3))), r"ALiBi has 3 slopes, expected one per query head \(4\)"),
-    (Weights([0], lambda weights, rows: weights), "Weights is forward only, and a gradient is wanted"),
+    (Weights([0], lambda weights, rows: weights), "Weights is forward only, but a gradient is needed"),
 ]
 
 
@@ -85,27 +85,27 @@ def test_when_it_meets_a_call(number):
 
 def test_one_item_has_no_other():
     block = saccade.intervene(model := decoder(), {1: Ablate([0], "resample")})
-    with pytest.raises(ValueError, match="draws from the other items"), block:
+    with pytest.raises(ValueError, match="needs batches of several items"), block:
         model(torch.randn(1, L, E))
 
 
 @pytest.mark.parametrize("given", [None, 3.0, torch.ones(1)])
 def test_a_function_that_gives_something_else(given):
     block = saccade.intervene(model := decoder(), {1: Weights([0], lambda weights, rows: given)})
-    words = r"function: it must give weights of shape \(2, 1, 7, 7\), got"
+    words = r"function: expected weights of shape \(2, 1, 7, 7\) from it, got"
     with pytest.raises(ValueError, match=words), torch.no_grad(), block:
         model(torch.randn(B, L, E))
 
 
 @pytest.mark.parametrize("key", [7, "blocks.7", "attn*"])
 def test_layers_that_there_are_not(key):
-    listed = "no attention call fits .*Calls there are: blocks.0.attention, blocks.1.attention"
+    listed = "no attention call matches .*there are blocks.0.attention, blocks.1.attention"
     with pytest.raises(ValueError, match=listed), saccade.intervene(model := decoder(), {key: Ablate([0])}):
         model(torch.randn(B, L, E))
 
 
 def test_a_head_in_the_place_of_a_layer():
-    told = r"fits '1\.3'; a key names a layer, and heads go into the edit, as \{1: Ablate\(\[3\]\)\}\. Calls there"
+    told = r"matches '1\.3'; a key names a layer, and heads go into the edit, as \{1: Ablate\(\[3\]\)\}; there"
     with pytest.raises(ValueError, match=told), saccade.intervene(model := decoder(), {"1.3": Ablate([3])}):
         model(torch.randn(B, L, E))
 
@@ -184,6 +184,6 @@ def test_torchscript():
     with pytest.raises(ValueError, match="model is TorchScript"):
         saccade.intervene(scripted, {0: Ablate([0])})
     model = nn.Sequential(scripted)
-    with pytest.raises(ValueError, match="no attention call fits 0.*Not reached: 0: TorchScript"):  # noqa: SIM117
+    with pytest.raises(ValueError, match="no attention call matches 0.*Not reached: 0: TorchScript"):  # noqa: SIM117
         with saccade.intervene(model, {0: Ablate([0])}):
             model(torch.randn(B, L, E))

@@ -210,7 +210,7 @@ def test_a_call_with_another_number_of_heads_than_before_is_counted():
     assert len(records) == 2
     assert seen.aggregates[""][1]["logits.max"].count == 2
     assert seen.unobserved["the model"].count == 1
-    assert "3 query heads where the one before had 2" in seen.unobserved["the model"].reason
+    assert "3 query heads after a call of 2" in seen.unobserved["the model"].reason
 
 
 def test_what_is_kept_is_the_latest_of_what_was_chosen():

@@ -140,11 +140,11 @@ def test_widths_of_letters():
         ),
         (dict(kind="attention", text=" "), ValueError, "text: it holds no word"),
         (dict(kind="decoder-step", model="bert"), ValueError, "bert' is an architecture without weights"),
-        (dict(source=nn.Linear(3, 4)), ValueError, "source: Linear holds no attention to draw"),
-        (dict(source=nn.Linear(3, 4), kind="block"), ValueError, "source: Linear holds no block"),
+        (dict(source=nn.Linear(3, 4)), ValueError, "source: Linear has no attention to draw"),
+        (dict(source=nn.Linear(3, 4), kind="block"), ValueError, "source: Linear has no block"),
         (dict(source=nn.Linear(3, 4), kind="attention"), TypeError, "takes a model that reads text"),
         (dict(source=torch.ones(3)), TypeError, "source: expected a module, a model or its name, got Tensor"),
-        (dict(source=nn.Linear(3, 4), model="bert"), ValueError, "model: source names what is drawn already"),
+        (dict(source=nn.Linear(3, 4), model="bert"), ValueError, "model: source already names a model"),
         (dict(kind="transformer", model="bertt"), FileNotFoundError, "bertt: no such model folder"),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_text_that_is_too_long_says_what_fits():
 
 def test_a_mechanism_without_weights_has_no_picture_of_them():
     module = MultiHeadAttention(AttentionConfig(12, 3, mechanism=LinearConfig()))
-    with pytest.raises(ValueError, match="'linear' is used instead of softmax attention"):
+    with pytest.raises(ValueError, match="expected softmax attention; 'linear' has no weights"):
         saccade.diagram(module)
 
 

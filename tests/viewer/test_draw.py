@@ -114,7 +114,7 @@ def test_axes_that_are_given_are_drawn_in():
     assert draw(rows(3, 3), ax=grid[0, 0], colorbar=False) is grid[0, 0]
     found = draw(np.stack([rows(3, 3)] * 4), ax=grid)
     assert list(found) == list(grid.ravel()) and len(figure.axes) == 5  # and one bar for all
-    with pytest.raises(ValueError, match="ax: 1 axes came for 4 maps"):
+    with pytest.raises(ValueError, match="ax: expected 4 axes, one a map, got 1"):
         draw(np.stack([rows(3, 3)] * 4), ax=grid[0, 0])
 
 
@@ -166,27 +166,27 @@ def test_weights_over_a_sound():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (dict(weights=np.ones((2, 3)), keys=["a"]), "keys: 1 labels came for 3"),
+        (dict(weights=np.ones((2, 3)), keys=["a"]), "keys: expected 3 labels, got 1"),
         (dict(weights=np.ones((2, 3)), queries="ab"), "queries: expected one label for each of 2, got a single str"),
-        (dict(weights=np.ones((2, 1, 3, 4))), "item: weights of 2 items came; choose one, item=0 to 1"),
+        (dict(weights=np.ones((2, 1, 3, 4))), "item: expected one of the 2 items, 0 to 1"),
         (dict(weights=np.ones((2, 1, 3, 4)), item=2), "item: 2 does not exist; there are 0 to 1"),
-        (dict(weights=np.ones((3, 4)), item=0), r"item: is for weights \(B, H, R, K\); these have the shape \(3, 4\)"),
+        (dict(weights=np.ones((3, 4)), item=0), r"item: only for weights \(B, H, R, K\), got the shape \(3, 4\)"),
         (dict(weights=np.ones((1,) * 5)), "expected .R, K., .H, R, K. or .B, H, R, K., got shape"),
         (dict(weights=np.ones((0, 4))), "got shape"),
         (dict(weights="abc"), "weights: expected a tensor or an array of numbers, got str"),
         (dict(weights=np.ones((2, 3)), mask=np.ones((3, 3))), r"mask: expected shape \(2, 3\), one for each pair, got"),
-        (dict(weights=np.ones(10), image=np.ones((4, 4))), "patches: 10 keys are no square"),
+        (dict(weights=np.ones(10), image=np.ones((4, 4))), "patches: 10 keys are not a square"),
         (
             dict(weights=np.ones(10), image=np.ones((4, 4)), patches=(3, 3)),
             "3 x 3 are 9, and 10 keys are left; see skip=",
         ),
         (dict(weights=np.ones(9), image=np.ones(4)), "image: expected .height, width."),
-        (dict(weights=np.ones(9), image=np.ones((4, 4)), sound=np.ones(4)), "image: goes with neither"),
-        (dict(weights=np.ones(9), skip=[9], image=np.ones((4, 4))), "skip: 9 is no key; there are 0 to 8"),
-        (dict(weights=np.ones(9), sound=np.ones(4)), "seconds: how long the sound is"),
+        (dict(weights=np.ones(9), image=np.ones((4, 4)), sound=np.ones(4)), "image: cannot be combined with"),
+        (dict(weights=np.ones(9), skip=[9], image=np.ones((4, 4))), "skip: there is no key 9; there are 0 to 8"),
+        (dict(weights=np.ones(9), sound=np.ones(4)), "seconds: the length of the sound"),
         (dict(weights=np.ones(9), sound=np.ones(4), seconds=0), "seconds: must be greater than 0"),
-        (dict(weights=np.ones(9), seconds=2.0), "seconds: of a sound"),
-        (dict(weights=np.ones((2, 3, 3)), title=["a"]), "title: 1 titles came for 2 maps"),
+        (dict(weights=np.ones(9), seconds=2.0), "seconds: only for a sound"),
+        (dict(weights=np.ones((2, 3, 3)), title=["a"]), "title: expected 2 titles, got 1"),
         (dict(weights=np.broadcast_to(np.float32(0), (2**14, 2**13))), "more than a picture holds"),
     ],
 )

@@ -186,7 +186,8 @@ def test_runs_without_a_model_say_so_in_one_sentence(session):
         reply = open_session(watched).reply(op, {"run": "0", **params})
         assert reply.status == 400
         assert reply.header["error"] == (
-            "heads: Steps and heads switched off need the model that reads the text, and what watch kept holds none."
+            "heads: Steps and heads switched off need the model that reads the text, and kept calls of a watch have "
+            "none."
         )
     reply = session.reply("heads", {"run": "0", "off": [["3", 0]], "row": None})
     assert reply.status == 400 and reply.header["error"].startswith("off: expected a call of this run and a head")

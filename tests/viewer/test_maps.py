@@ -482,7 +482,7 @@ def test_what_a_watch_kept(tmp_path):
         np.testing.assert_allclose(run.tile("0", 2, 1, "weights", "max", 0, 0, 0).values, want, atol=1e-6)
         assert [word.text for word in run.words(call.rows, 0, 7)] == words
     assert not maps.from_watch(watched).sides["tokens-7"].named
-    with pytest.raises(ValueError, match="words: 2 came, and the calls have 7 tokens"):
+    with pytest.raises(ValueError, match=r"words: expected as many as a call has tokens \(7\), got 2"):
         maps.from_watch(watched, ["a", "b"])
     with torch.no_grad(), saccade.watch(layer) as watched:
         layer(torch.randn(1, 3, 12))
@@ -591,7 +591,7 @@ def test_steps_of_an_encoder_decoder_are_of_the_map_that_is_shown(translator, pa
 
 def test_a_target_longer_than_the_model_writes_is_refused(translator, monkeypatch):
     monkeypatch.setattr(translator, "longest", 9)
-    with pytest.raises(ValueError, match="^generate: 10 tokens, and 9 at most is what this model writes$"):
+    with pytest.raises(ValueError, match="^generate: expected at most 9 tokens for this model, got 10$"):
         maps.read_pair("The cat sat.", 10, translator)
 
 

@@ -116,7 +116,7 @@ def test_another_address_is_known_by_what_the_socket_is_bound_to(session, host, 
         assert call(viewer, "alive") == {"buffers": []}
         assert shown is None or viewer.url.startswith(f"http://{shown}:")
         _view.announce(viewer, browser=False)
-        assert ("Other machines open it" in capsys.readouterr().err) == others
+        assert ("Other machines can open it" in capsys.readouterr().err) == others
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no such host"])

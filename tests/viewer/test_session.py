@@ -229,7 +229,7 @@ def test_what_watch_kept_has_no_steps(session):
         layer(torch.randn(2, 9, 8))
     watched = open_session(seen)
     opened = watched.reply("open", {}).header
-    assert not opened["step"] and "what watch kept holds none" in opened["why_not"]
+    assert not opened["step"] and "kept calls of a watch have none" in opened["why_not"]
     reply = watched.reply("step", {**PLACE, "call": "0", "head": 0, "row": 3})
     assert reply.status == 400 and reply.header["error"].startswith("step: ")
 

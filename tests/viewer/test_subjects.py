@@ -70,21 +70,21 @@ def test_what_watch_kept_with_labels_of_its_tokens(tmp_path):
     ("subject", "options", "error", "told"),
     [
         (lambda: watch(keep=False), {}, ValueError, r"no call was kept.*saccade\.watch\(model, keep=True\)"),
-        (lambda: [watch(), TEXT], {}, ValueError, "what watch kept and texts are not shown together"),
-        (watch, {"model": "x"}, ValueError, "^model: it reads a text"),
+        (lambda: [watch(), TEXT], {}, ValueError, "watches and texts cannot be shown together"),
+        (watch, {"model": "x"}, ValueError, "^model: it is for reading a text"),
         (
             watch,
             {"budget": 10**9},
             ValueError,
-            "^budget: it bounds what reading a text keeps; what watch kept was",
+            "^budget: it limits the memory for reading a text; a watch was",
         ),
-        (watch, {"budget": 10**9, "folder": "."}, ValueError, "^budget: it bounds"),
-        (lambda: TEXT, {"folder": "."}, ValueError, "^folder: it keeps what goes beyond a budget; give budget, too$"),
-        (watch, {"words": ["a"]}, ValueError, "^words: 1 came, and the calls have 7 tokens"),
+        (watch, {"budget": 10**9, "folder": "."}, ValueError, "^budget: it limits"),
+        (lambda: TEXT, {"folder": "."}, ValueError, "^folder: only for queries and keys beyond a budget"),
+        (watch, {"words": ["a"]}, ValueError, r"^words: expected as many as a call has tokens \(7\), got 1"),
         (watch, {"words": "one two three four five six seven"}, TypeError, "^words: expected a list .* got str"),
         (watch, {"words": 7}, TypeError, "^words: expected a list .* got int"),
         (watch, {"words": [*"abcde", 3, "g"]}, TypeError, "^words: expected a string .* got int for token 5"),
-        (lambda: TEXT, {"words": ["a"]}, ValueError, "^words: they name the tokens of what watch kept"),
+        (lambda: TEXT, {"words": ["a"]}, ValueError, "^words: only for the tokens of a watch"),
         (list, {}, ValueError, "^subject: expected a text"),
         (lambda: 3, {}, TypeError, "^subject: expected a text, .* got int"),
         (lambda: [TEXT, None], {}, TypeError, "^subject: expected a text, .* got NoneType"),
@@ -92,7 +92,7 @@ def test_what_watch_kept_with_labels_of_its_tokens(tmp_path):
             lambda: TEXT,
             {"model": torch.nn.Linear(3, 3)},
             TypeError,
-            r"^model: .* got Linear; watch\(model",
+            r"^model: .* got Linear; for other models show watch\(model",
         ),
         (lambda: "", {}, ValueError, "^text: it holds no word"),
         (lambda: "no.watch", {}, FileNotFoundError, "no.watch: no such file"),
@@ -162,7 +162,7 @@ def test_the_budget_is_of_all_texts_together(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that takes no files, of root either")
 def test_a_folder_that_takes_no_files_is_told_before_anything_is_read():
-    with pytest.raises(ValueError, match="^folder: /proc takes no files; give one that may be written to$"):
+    with pytest.raises(ValueError, match="^folder: /proc is not writable; pass another folder$"):
         open_session("no such file is read.watch", folder="/proc")
 
 
@@ -211,7 +211,7 @@ def test_files_have_no_name_and_closing_frees_their_space(tmp_path):
 
 @pytest.mark.slow
 def test_a_continuation_that_the_context_ends_is_told(capsys):
-    told = "generate: 100,000 tokens were asked for; embedded model reads 256 at once, those of the text included, and "
+    told = "generate: 100,000 tokens were requested; the context of embedded model is 256 tokens, the text included"
     [note] = open_session(TEXT, generate=100_000).notes
     assert note.startswith(told)
     assert open_session(TEXT, generate=3).notes == []

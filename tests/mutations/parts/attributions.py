@@ -115,7 +115,7 @@ FAULTS = (
     Fault(
         "head-bias",
         f"{HOME}/_logits.py",
-        "found[BIASES] = found[BIASES] + sign @ exact(vocabulary.bias.flatten()[rows])",
+        "contributions[BIASES] = contributions[BIASES] + sign @ exact(vocabulary.bias.flatten()[rows])",
         "pass",
         TESTS,
         "The bias of the vocabulary is in no component.",

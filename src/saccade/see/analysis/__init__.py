@@ -1,6 +1,6 @@
-"""Studying a model over many texts: what its heads do, how that spreads, and what each layer knows.
+"""Models studied over many texts: what their heads do, how that varies, and what each layer encodes.
 
-Begin with `_corpus.py`. Imports `inspection`, which knows one text, and what that stands on.
+Begin with `_corpus.py`. Imports `inspection`, which reads one text.
 """
 
 from __future__ import annotations

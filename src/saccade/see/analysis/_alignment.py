@@ -1,9 +1,9 @@
-"""Words and the tokens of a model: which belong to which, and the word that a word looks at most.
+"""Words matched to the tokens of a model, and the word that each word attends to most.
 
-Attention between words (Clark et al. 2019, section 4.1): weights are summed over the tokens of the word looked at and
-averaged over the tokens of the word that looks.
+Attention between words (Clark et al. 2019, section 4.1): weights are summed over the tokens of the key word and
+averaged over the tokens of the query word.
 
-Shape legend: Hq query heads, L tokens with the special ones, U units, N words that are asked about.
+Shape legend: Hq query heads, L tokens with the special ones, U units, N query units.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ...operator._call import ObservedCall
 from ..inspection import TextModel, weights_of
 
 _ENTRIES = 2**24  # weights formed at once: 64 MiB of float32
-TOLERATED = 0.05  # of all words may have no token of their own before a file is refused
+TOLERATED = 0.05  # share of words without a token up to which a file is accepted
 
 
 class AlignedText(NamedTuple):
-    """A text as a model reads it. A unit is a word, or several that share tokens and cannot be told apart.
+    """A text as a model reads it. A unit is a word, or several words that share a token.
 
     The tokens of unit u are ``starts[u] <= i < starts[u + 1]``; special tokens belong to none.
     """
@@ -43,13 +43,16 @@ class AlignedText(NamedTuple):
 
 
 def align(model: TextModel, text: str, words: Sequence[tuple[int, int]]) -> AlignedText:
-    """The words ``text[start:stop]``, in order, on the tokens of ``model``; blanks belong to the word after them."""
-    found = model.encode(text)
+    """Match the words ``text[start:stop]``, in order, to tokens of ``model``; blanks belong to the word after them.
+
+    Each word is a pair (start, stop) of character positions.
+    """
+    encoding = model.encode(text)
     ahead = len(model.before)
-    owners = _owners(words, found.spans)
-    units: list[list[int]] = []  # the words of each
+    owners = _owners(words, encoding.spans)
+    units: list[list[int]] = []  # the words of each unit
     starts: list[int] = []
-    waiting = 0  # the first token that belongs to no word yet
+    waiting = 0  # the first token that no word has yet
     for piece, (first, last) in enumerate(owners):
         if first >= last:
             continue
@@ -63,38 +66,38 @@ def align(model: TextModel, text: str, words: Sequence[tuple[int, int]]) -> Alig
     for unit, held in enumerate(units):
         for word in held:
             unit_of[word] = unit
-    ids = (*model.before, *found.ids, *model.after)
-    return AlignedText(ids, (*starts, ahead + len(found.ids)), tuple(unit_of))
+    ids = (*model.before, *encoding.ids, *model.after)
+    return AlignedText(ids, (*starts, ahead + len(encoding.ids)), tuple(unit_of))
 
 
 def _owners(words: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each token the words first <= w < last with which it shares characters."""
+    """For each token the range (first, last) of words that share characters with it."""
     starts, stops = [start for start, _ in words], [stop for _, stop in words]
     return [(bisect_right(stops, start), bisect_left(starts, stop)) for start, stop in spans]
 
 
-def most_attended(call: ObservedCall, aligned: AlignedText, asked: Sequence[int]) -> np.ndarray:
-    """(Hq, N): the unit that each unit of ``asked`` looks at most, itself and special tokens left out.
+def most_attended(call: ObservedCall, aligned: AlignedText, queries: Sequence[int]) -> np.ndarray:
+    """(Hq, N): the unit to which each unit of ``queries`` attends most, apart from itself and special tokens.
 
-    -1 where all its weight is on itself and on special tokens. The first of several with the same weight.
+    -1 where all weight is on itself and on special tokens. Of several with the same weight, the first.
     """
     heads, length = call.query.shape[1], call.key.shape[2]
-    longest = max(aligned.starts[u + 1] - aligned.starts[u] for u in asked)
+    longest = max(aligned.starts[u + 1] - aligned.starts[u] for u in queries)
     step = max(1, _ENTRIES // (heads * length * longest))
-    parts = [_most(call, aligned, asked[i : i + step]) for i in range(0, len(asked), step)]
+    parts = [_most(call, aligned, queries[i : i + step]) for i in range(0, len(queries), step)]
     return np.concatenate(parts, 1)
 
 
-def _most(call: ObservedCall, aligned: AlignedText, asked: Sequence[int]) -> np.ndarray:
-    pieces = [range(aligned.starts[u], aligned.starts[u + 1]) for u in asked]
+def _most(call: ObservedCall, aligned: AlignedText, queries: Sequence[int]) -> np.ndarray:
+    pieces = [range(aligned.starts[u], aligned.starts[u + 1]) for u in queries]
     weights = weights_of(call, rows=[row for held in pieces for row in held])[0].double().cpu()
     of_query = torch.repeat_interleave(torch.tensor([len(held) for held in pieces]))
-    by_query = weights.new_zeros(weights.shape[0], len(asked), weights.shape[2]).index_add_(1, of_query, weights)
+    by_query = weights.new_zeros(weights.shape[0], len(queries), weights.shape[2]).index_add_(1, of_query, weights)
     sizes = torch.tensor([aligned.starts[u + 1] - aligned.starts[u] for u in range(aligned.units)])
     inside = by_query[..., aligned.starts[0] : aligned.starts[-1]]
     of_key = torch.repeat_interleave(sizes)
     words = weights.new_zeros(*by_query.shape[:2], aligned.units).index_add_(2, of_key, inside)
-    words[:, torch.arange(len(asked)), torch.tensor(asked)] = 0
+    words[:, torch.arange(len(queries)), torch.tensor(queries)] = 0
     best = words.numpy().argmax(-1)  # averaging over the query's tokens does not change which is largest
     return np.where(words.numpy().max(-1) > 0, best, -1)
 
@@ -102,7 +105,7 @@ def _most(call: ObservedCall, aligned: AlignedText, asked: Sequence[int]) -> np.
 def align_all(
     model: TextModel, texts: Iterable[tuple[str, str, Sequence[tuple[int, int]], Sequence[str]]], source: str
 ) -> tuple[list[AlignedText], UnmatchedWords]:
-    """`align` of each (name, text, words, forms), and the words without a token; ValueError where those are many."""
+    """`align` each (name, text, words, forms), and count words without a token; ValueError if there are too many."""
     missing, aligned = UnmatchedWords(source, model.name), []
     for name, text, words, forms in texts:
         aligned.append(align(model, text, words))
@@ -112,7 +115,7 @@ def align_all(
 
 
 class UnmatchedWords:
-    """Counts words to which the tokenizer gives no token; a file in which they are many does not match it."""
+    """Counts the words without a token; a file with many of them does not match the tokenizer."""
 
     def __init__(self, source: str, model: str):
         self.source, self.model = source, model
@@ -129,7 +132,7 @@ class UnmatchedWords:
         self.missing += gone
 
     def check(self) -> None:
-        """ValueError where more than a twentieth of the words have none."""
+        """ValueError where more than a twentieth of the words have no token."""
         if self.missing > TOLERATED * self.words:
             raise ValueError(
                 f"{self.source}: does not match the tokens of {self.model}: {self.missing:,} of {self.words:,} words "

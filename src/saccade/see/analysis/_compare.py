@@ -1,6 +1,6 @@
-"""Two checkpoints on the same texts: what changed, and how sure that is.
+"""Two checkpoints on the same texts: which scores changed, and how certain the change is.
 
-A difference is taken on each text and averaged over texts (paired), so that what a text does to both cancels.
+Differences are taken text by text and averaged (paired), so that what both models share on a text cancels.
 Shape legend: T texts, layers, heads.
 """
 
@@ -75,7 +75,7 @@ class ModelComparison:
 
     def changes(self) -> list[ScoreChange]:
         """Every head and score that both models have, the largest differences first."""
-        found = []
+        changes = []
         for name in SCORES:
             difference = self.differences(name)
             average, wide, strict = _with_widths(difference, self._comparisons)
@@ -83,10 +83,10 @@ class ModelComparison:
             before, after = mean(self.before.scores[name]), mean(self.after.scores[name])
             for layer, head in zip(*(axis.tolist() for axis in np.nonzero(known)), strict=True):
                 at = layer, head
-                one, other, change, width = (float(values[at]) for values in (before, after, average, wide))
+                first, second, change, width = (float(values[at]) for values in (before, after, average, wide))
                 certain = bool(abs(average[at]) > strict[at])
-                found.append(ScoreChange(layer, head, name, one, other, change, width, certain))
-        return sorted(found, key=lambda change: (-abs(change.difference), change[:3]))
+                changes.append(ScoreChange(layer, head, name, first, second, change, width, certain))
+        return sorted(changes, key=lambda change: (-abs(change.difference), change[:3]))
 
     def thirds(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """((3,), (3,)): the difference of the early, middle and late layers, and half of its 95 % interval."""
@@ -121,7 +121,7 @@ def compare(before: CorpusScores, after: CorpusScores) -> ModelComparison:
 
 
 def _restricted_to(study: CorpusScores, names: list[str]) -> CorpusScores:
-    """A text that is too short for one model is left out of both."""
+    """The study with these texts only; the others are listed as skipped."""
     kept = [study.texts.index(name) for name in names]
     left_out = tuple(name for name in study.texts if name not in names)
     return replace(
@@ -135,7 +135,7 @@ def _restricted_to(study: CorpusScores, names: list[str]) -> CorpusScores:
 
 
 def _with_widths(difference: np.ndarray, comparisons: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean, half of the 95 % interval, half of one that holds for so many comparisons at once) over the texts."""
+    """(mean over texts, half of its 95 % interval, half of the interval for so many comparisons at once)."""
     count, spread = np.isfinite(difference).sum(0), deviation(difference)
     strict = 1 - (1 - LEVEL) / max(comparisons, 1)
     return mean(difference), half_width(spread, count), half_width(spread, count, strict)

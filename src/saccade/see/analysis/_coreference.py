@@ -1,7 +1,7 @@
-"""Which head looks from a mention back to what it speaks of (Clark et al. 2019, section 4.3).
+"""Which head attends from a mention back to an earlier mention of the same entity (Clark et al. 2019, section 4.3).
 
-An anaphor is a mention of something that was mentioned before. Its head word is asked: a head of the model is right
-when the other word it looks at most belongs to an earlier mention of the same thing (an antecedent).
+An anaphor is a mention of an entity that was mentioned before. A head is right about it when the other word to which
+the anaphor's head word attends most belongs to an earlier mention of the entity (an antecedent).
 
 Shape legend: Hq query heads.
 """
@@ -28,12 +28,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class Coreference:
-    """How often each head looks from an anaphor to an antecedent. `study_coreference` returns it.
+    """How often each head attends from an anaphor to an antecedent. `study_coreference` returns it.
 
-    ``tallies`` has the kinds of the anaphor: "all", and "pronoun", "name" and "other" where tags are known. ``nearest``
-    is the share of the answer "the nearest mention before", ``same_word`` that of "the nearest one before with the same
-    head word". ``out_of_reach`` counts anaphora without an antecedent in the same piece of a document that is longer
-    than the model reads at once.
+    The keys of ``tallies`` are the kinds of anaphora: "all", and "pronoun", "name" and "other" where tags are known.
+    ``nearest`` is the share of right answers of the baseline "the nearest earlier mention", ``same_word`` that of "the
+    nearest earlier mention with the same head word". ``out_of_reach`` counts anaphora whose antecedents are all in
+    other pieces of a document that is longer than the model's context.
 
     Example:
         >>> from saccade.analysis import Document, Mention, study_coreference
@@ -62,9 +62,9 @@ class Coreference:
 def study_coreference(
     model: TextModel, documents: Sequence[Document], *, source: str = "coreference", progress: Progress | None = None
 ) -> Coreference:
-    """Count for every head of `model` how often it looks from an anaphor to one of its antecedents.
+    """Count for every head of `model` how often it attends from an anaphor to one of its antecedents.
 
-    A text longer than the model reads at once is read in pieces. Anaphora without an antecedent in their piece are left
+    A text longer than the model's context is read in pieces. Anaphora without an antecedent in their piece are left
     out and counted.
 
     Source: Clark et al. 2019, "What Does BERT Look At?", section 4.3.
@@ -74,7 +74,7 @@ def study_coreference(
         progress: called as ``progress(done, total)`` after every piece of a document.
 
     Raises:
-        ValueError: no anaphor with an antecedent that the model reads at once, or words that do not match its tokens.
+        ValueError: no anaphor has an antecedent within the model's context, or the words do not match its tokens.
 
     Example:
         >>> from saccade.analysis import Document, Mention, study_coreference
@@ -88,19 +88,19 @@ def study_coreference(
         >>> study.tallies["all"].of_head(layer, head)
         AnswerShare(right=1, cases=1)
     """
-    found = _AntecedentTallies(model)
+    tallies = _AntecedentTallies(model)
     missing = UnmatchedWords(source, model.name)
     pieces = [piece for document in documents for piece in _document_parts(model, document)]
     for piece in pieces:
         missing.add(piece.name, [piece.text[start:stop] for start, stop in piece.words], piece.aligned)
     missing.check()
     for number, piece in enumerate(pieces):
-        found.ask(number % 2, piece)
+        tallies.ask(number % 2, piece)
         if progress is not None:
             progress(number + 1, len(pieces))
-    if not found.tallies:
-        raise ValueError(f"{source}: no mention with an antecedent that {model.name} reads at once")
-    reach = sum(len(_anaphora(d.mentions)) for d in documents) - found.tallies[EVERY].total
+    if not tallies.tallies:
+        raise ValueError(f"{source}: no mention has an antecedent within the context of {model.name}")
+    reach = sum(len(_anaphora(d.mentions)) for d in documents) - tallies.tallies[EVERY].total
     return Coreference(
         model.name,
         model.heads,
@@ -109,14 +109,14 @@ def study_coreference(
         missing.words,
         missing.missing,
         reach,
-        found.tallies,
-        found.baseline("nearest"),
-        found.baseline("same word"),
+        tallies.tallies,
+        tallies.baseline("nearest"),
+        tallies.baseline("same word"),
     )
 
 
 class _DocumentPart(NamedTuple):
-    """A document, or as much of it as the model reads at once."""
+    """A document, or a piece of it that fits the model's context."""
 
     name: str
     text: str
@@ -136,7 +136,7 @@ def _document_parts(model: TextModel, document: Document) -> Iterator[_DocumentP
         while last < len(words) and words[last][1] <= end:
             last += 1
         if last == first:
-            raise ValueError(f"{document.name}: a single word is longer than {model.name} reads at once")
+            raise ValueError(f"{document.name}: a single word is longer than the context of {model.name}")
         own = tuple((a - start, b - start) for a, b in words[first:last])
         mentions = tuple(
             m._replace(first=m.first - first, last=m.last - first, head=m.head - first)
@@ -149,13 +149,13 @@ def _document_parts(model: TextModel, document: Document) -> Iterator[_DocumentP
 
 
 def _anaphora(mentions: Sequence[Mention]) -> list[tuple[Mention, list[Mention]]]:
-    """(anaphor, its antecedents): mentions of the same thing that end before it begins."""
-    found = []
+    """(anaphor, its antecedents): earlier mentions of the same entity that do not overlap it."""
+    anaphora = []
     for mention in mentions:
         earlier = [m for m in mentions if m.entity == mention.entity and m.last < mention.first]
         if earlier:
-            found.append((mention, earlier))
-    return found
+            anaphora.append((mention, earlier))
+    return anaphora
 
 
 class _AntecedentCase(NamedTuple):
@@ -165,7 +165,7 @@ class _AntecedentCase(NamedTuple):
 
 
 class _AntecedentTallies:
-    """What has been asked so far."""
+    """Counts of right answers so far."""
 
     def __init__(self, model: TextModel):
         self.model = model
@@ -180,14 +180,14 @@ class _AntecedentTallies:
             for kind in case.kinds:
                 tally = self.tallies.setdefault(kind, AnswerTally(self.model.heads))
                 tally.ask(fold, [answer - case.asks for answer in case.answers])
-        asked = sorted({case.asks for case in cases})
-        rows = [asked.index(case.asks) for case in cases]
+        queries = sorted({case.asks for case in cases})
+        rows = [queries.index(case.asks) for case in cases]
         right_ones = np.zeros((len(cases), piece.aligned.units + 1), dtype=bool)  # the last: no answer (-1)
         for i, case in enumerate(cases):
             right_ones[i, list(case.answers)] = True
 
         def visit(layer: int, call: ObservedCall) -> None:
-            looked_at = most_attended(call, piece.aligned, asked)[:, rows]
+            looked_at = most_attended(call, piece.aligned, queries)[:, rows]
             right = right_ones[np.arange(len(cases)), looked_at]  # (Hq, cases)
             for i, case in enumerate(cases):
                 for kind in case.kinds:
@@ -196,7 +196,7 @@ class _AntecedentTallies:
         self.model.run(torch.tensor([piece.aligned.ids]), visit)
 
     def _case(self, piece: _DocumentPart, mention: Mention, antecedents: list[Mention]) -> _AntecedentCase | None:
-        """None where tokens do not tell the anaphor from its antecedents."""
+        """None where the anaphor and its antecedents share tokens."""
         unit_of = piece.aligned.unit_of
         asks = unit_of[mention.head]
         own = {unit_of[word] for word in range(mention.first, mention.last + 1)}

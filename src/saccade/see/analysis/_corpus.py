@@ -17,9 +17,9 @@ from ..inspection._chance import above_chance
 from ._scores import FEW, SCORES, mark, measure_text
 from ._texts import Text
 
-SHORTEST = 2 * FEW  # tokens of a text: below that, too few rows see more than FEW keys
+SHORTEST = 2 * FEW  # tokens of a text: in shorter ones too few rows see more than FEW keys
 THIRDS = ("early", "middle", "late")
-# The roles and thresholds of one text's look; the delimiters of these are line ends and separators alone.
+# The roles and thresholds of `saccade.inspection`; its delimiters include line ends and separators only.
 _AS = {
     "repeat": ("repeat induction",),
     "duplicate": ("repeat duplicate",),
@@ -31,15 +31,15 @@ ROLES = tuple(
     rule._replace(roles=tuple(name for role in rule.roles for name in _AS.get(role, (role,)))) for rule in RULES
 )
 """The rules of `saccade.inspection.RULES`, with the scores of a study in place of those of one text."""
-Progress = Callable[[int, int], None]  # told how many of how many are done
+Progress = Callable[[int, int], None]  # called with (done, total)
 
 
 @dataclass(frozen=True, eq=False)
 class CorpusScores:
     """Every score of every head on every text. `study_corpus` returns it.
 
-    ``scores[name]`` and ``chance[name]`` are (T, layers, heads). A value is NaN where the text has no case (no token
-    occurs twice, for example), or where there is no such head. ``skipped`` names the texts that are too short.
+    ``scores[name]`` and ``chance[name]`` are (T, layers, heads). A value is NaN where the text has no case of it (such
+    as no repeated token), or where there is no such head. ``skipped`` names the texts that are too short.
 
     Example:
         >>> from saccade.analysis import Text, study_corpus
@@ -65,11 +65,11 @@ class CorpusScores:
         return len(self.heads)
 
     def counts(self, name: str) -> np.ndarray:
-        """(layers, heads): how many texts could tell."""
+        """(layers, heads): the number of texts with a value."""
         return np.asarray(np.isfinite(self.scores[name]).sum(0))
 
     def mean(self, name: str) -> np.ndarray:
-        """(layers, heads): over texts."""
+        """(layers, heads): the mean over texts."""
         return mean(self.scores[name])
 
     def deviation(self, name: str) -> np.ndarray:
@@ -89,7 +89,7 @@ class CorpusScores:
         return out
 
     def by_chance(self, name: str) -> np.ndarray:
-        """(layers, heads): what a head that looks at everything alike would score, over texts."""
+        """(layers, heads): the score of a head with equal weights, averaged over texts."""
         return mean(self.chance[name])
 
     def above(self, name: str) -> np.ndarray:
@@ -97,7 +97,7 @@ class CorpusScores:
         return above_chance(self.mean(name), self.by_chance(name))
 
     def thirds(self, name: str) -> np.ndarray:
-        """(T, 3): the mean over the heads of the early, middle and late layers of each text."""
+        """(T, 3): the mean over the heads of the early, middle and late layers, for each text."""
         return by_thirds(self.scores[name])
 
     def role(self, layer: int, head: int) -> tuple[str, str]:
@@ -106,7 +106,7 @@ class CorpusScores:
 
     @cached_property
     def _known(self) -> dict[str, np.ndarray]:
-        """What roles are decided by: (layers, heads) above chance, 0 where it could not be measured."""
+        """(layers, heads) above chance by score, which decide roles; 0 where there is no value."""
         return {name: np.nan_to_num(self.above(name)) for rule in ROLES for name in rule.roles}
 
 
@@ -141,7 +141,7 @@ def study_corpus(
         progress: called as ``progress(done, total)`` after every text.
 
     Raises:
-        ValueError: a text longer than the model reads at once, or no text that is long enough.
+        ValueError: a text longer than the model's context, or no text that is long enough.
 
     Example:
         >>> from saccade.analysis import Text, study_corpus
@@ -156,7 +156,7 @@ def study_corpus(
         tokens = mark(model, text.text)
         length = int(tokens.is_text.sum())
         if model.context is not None and len(tokens.ids) > model.context:
-            raise ValueError(f"{text.name}: {len(tokens.ids)} tokens; {model.name} reads {model.context} at once")
+            raise ValueError(f"{text.name}: {len(tokens.ids)} tokens; the context of {model.name} is {model.context}")
         if length < SHORTEST:
             skipped.append(text.name)
         else:
@@ -178,12 +178,12 @@ def study_corpus(
 
 
 def third_of(layer: int, layers: int) -> int:
-    """0, 1 or 2: in which third of the stack the middle of the layer lies."""
+    """The third of the stack (0, 1 or 2) in which the middle of the layer lies."""
     return min(2, int(3 * (layer + 0.5) / layers))
 
 
 def by_thirds(scores: np.ndarray) -> np.ndarray:
-    """(..., layers, heads) to (..., 3): the mean over the heads of each third, NaN where it has no layer."""
+    """(..., layers, heads) to (..., 3): the mean over the heads of each third, NaN for a third without layers."""
     layers = scores.shape[-2]
     which = np.array([third_of(layer, layers) for layer in range(layers)])
     parts = [scores[..., which == k, :].reshape(*scores.shape[:-2], -1) for k in range(3)]
@@ -191,14 +191,14 @@ def by_thirds(scores: np.ndarray) -> np.ndarray:
 
 
 def mean(values: np.ndarray) -> np.ndarray:
-    """Over the first axis and what is known there; NaN where nothing is."""
+    """The mean over the first axis, without NaN; NaN where all are."""
     known = np.isfinite(values)
     count = known.sum(0)
     return np.asarray(np.where(count > 0, np.where(known, values, 0).sum(0) / np.maximum(count, 1), np.nan))
 
 
 def deviation(values: np.ndarray) -> np.ndarray:
-    """The standard deviation over the first axis (n - 1), of what is known; NaN with fewer than two."""
+    """The standard deviation over the first axis (n - 1), without NaN; NaN with fewer than two values."""
     known = np.isfinite(values)
     count = known.sum(0)
     squares = np.where(known, values - mean(values), 0) ** 2

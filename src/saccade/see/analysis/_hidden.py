@@ -1,4 +1,4 @@
-"""What stands in the residual stream between the layers of a model.
+"""The residual stream between the layers of a model.
 
 Shape legend: B texts, L tokens with the special ones, E width.
 """
@@ -19,7 +19,7 @@ from ..inspection import TextModel
 def hidden_states(model: TextModel, tokens: Tensor) -> list[Tensor]:
     """(B, L, E) before the first layer (the embeddings) and after each; in evaluation mode, without gradients.
 
-    The last of a published model is what it gives out, after its last norm where it has one.
+    The last entry for a published model is its output, after the final norm if it has one.
     """
     module = model.module
     training = module.training
@@ -42,13 +42,13 @@ def _of_published(module: Model, tokens: Tensor) -> list[Tensor]:
 
 
 def _of_own(module: DecoderLM, tokens: Tensor) -> list[Tensor]:
-    found: list[Tensor] = []
+    states: list[Tensor] = []
 
     def before(_: nn.Module, given: tuple[Any, ...]) -> None:
-        found.append(given[0])
+        states.append(given[0])
 
     def after(_: nn.Module, given: tuple[Any, ...], out: Tensor) -> None:
-        found.append(out)
+        states.append(out)
 
     blocks = module.decoder.blocks
     with ExitStack() as hooks:
@@ -56,4 +56,4 @@ def _of_own(module: DecoderLM, tokens: Tensor) -> list[Tensor]:
         for block in blocks:
             hooks.enter_context(block.register_forward_hook(after))
         module(tokens)
-    return found
+    return states

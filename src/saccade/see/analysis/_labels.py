@@ -1,4 +1,4 @@
-"""Labels of words, for probes: a treebank's column, or two columns of one's own."""
+"""Labels of words, for probes: a treebank's column, or a file with two columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLUMNS = ("upos", "deprel")
 
 
 class LabelledSentence(NamedTuple):
-    """A sentence with the characters of its words, and a label for each; None for a word without one.
+    """A sentence with the character spans of its words, and a label for each word or None.
 
     Example:
         >>> from saccade.analysis import LabelledSentence
@@ -54,13 +54,13 @@ def read_labels(path: str | Path, column: str = "upos") -> list[LabelledSentence
         [('owls fly', ('NOUN', 'VERB')), ('mice run', ('NOUN', 'VERB'))]
     """
     path = Path(path)
-    found = _from_treebank(path, column) if path.suffix in (".conllu", ".conll") else _from_columns(path)
-    labels = {label for sentence in found for label in sentence.labels} - {None}
+    sentences = _from_treebank(path, column) if path.suffix in (".conllu", ".conll") else _from_columns(path)
+    labels = {label for sentence in sentences for label in sentence.labels} - {None}
     if len(labels) < 2:
-        raise ValueError(f"{path}: {len(labels)} different labels came; a probe tells two or more apart")
-    if len(found) < 2:
-        raise ValueError(f"{path}: {len(found)} sentence came; some are needed to learn from, others to test on")
-    return found
+        raise ValueError(f"{path}: expected two or more different labels, got {len(labels)}")
+    if len(sentences) < 2:
+        raise ValueError(f"{path}: expected two or more sentences, to learn from and to test on, got {len(sentences)}")
+    return sentences
 
 
 def _from_treebank(path: Path, column: str) -> list[LabelledSentence]:

@@ -1,7 +1,7 @@
-"""Texts whose mentions of the same thing are known: JSON lines, or CoNLL-U with CorefUD's `Entity`.
+"""Texts with annotated mentions of entities: JSON lines, or CoNLL-U with CorefUD's `Entity`.
 
-JSON lines: a text and its clusters of mentions in each line, mentions as characters [start, stop]; where the third and
-fourth number are given, they are the characters of the mention's head word:
+JSON lines: each line has a text and its clusters of mentions. A mention is [start, stop] in characters, or [start,
+stop, head start, head stop] with the characters of its head word:
 
     {"text": "Ann said she left.", "clusters": [[[0, 3], [9, 12]]]}
 
@@ -41,7 +41,7 @@ class Mention(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A text, the characters of its words, and its mentions. `read_coreference` returns it.
+    """A text, the character spans of its words, and its mentions. `read_coreference` returns it.
 
     Example:
         >>> from saccade.analysis import Document, Mention
@@ -62,11 +62,11 @@ def read_coreference(path: str | Path) -> list[Document]:
     """Read the documents of a file with mentions: .conllu with CorefUD's `Entity`, or JSON lines.
 
     A JSON line is a text with its clusters. A mention is ``[start, stop]`` in characters, or ``[start, stop, head
-    start, head stop]``; without these its head word is the last. In CoNLL-U the tree gives the head words, and of a
-    mention in several parts only the first counts.
+    start, head stop]``; without these its head word is the last one. In CoNLL-U the dependency tree gives the head
+    words, and of a mention in several parts only the first part counts.
 
     Raises:
-        ValueError: a damaged file, mentions that are no words of their text, or no entity with two mentions.
+        ValueError: a damaged file, mentions that hold no word of their text, or no entity with two mentions.
 
     Example:
         >>> import pathlib, tempfile
@@ -79,10 +79,10 @@ def read_coreference(path: str | Path) -> list[Document]:
         (Mention(first=0, last=0, head=0, entity='0', kind=''), Mention(first=2, last=2, head=2, entity='0', kind=''))
     """
     path = Path(path)
-    found = _from_treebank(path) if path.suffix in (".conllu", ".conll") else _from_lines(path)
-    if not any(len(held) > len({m.entity for m in held}) for held in (d.mentions for d in found)):
-        raise ValueError(f"{path}: nothing is mentioned twice in it, so there is no antecedent to look at")
-    return found
+    documents = _from_treebank(path) if path.suffix in (".conllu", ".conll") else _from_lines(path)
+    if not any(len(held) > len({m.entity for m in held}) for held in (d.mentions for d in documents)):
+        raise ValueError(f"{path}: no entity is mentioned twice, so there is no antecedent")
+    return documents
 
 
 # JSON lines
@@ -150,7 +150,7 @@ def _by_document(sentences: Sequence[Sentence]) -> Iterator[list[Sentence]]:
 
 
 def _joined(sentences: list[Sentence]) -> Document:
-    """One text, sentences between blanks; a mention may reach over several."""
+    """One text of all sentences, with blanks between them; a mention may span several sentences."""
     text = ""
     spans: list[tuple[int, int]] = []
     words: list[TreebankWord] = []
@@ -185,9 +185,9 @@ def _moved(head: int | None, by: int) -> int | None:
 
 
 def _brackets(sentence: Sentence, word: TreebankWord, place: int) -> Iterator[tuple[str, str]]:
-    """("(", ")" or "()", entity) in the order they are written.
+    """(bracket, entity) in the order they are written; the bracket is "(", ")" or "()".
 
-    Of a mention in parts (`e1[1/2]`) the first part stands for it: the others would be antecedents of each other.
+    Of a mention in parts (`e1[1/2]`) only the first counts: the others would be its antecedents.
     """
     given = word.misc.get("Entity")
     if not given:
@@ -206,7 +206,7 @@ def _refuse(sentence: Sentence, word: TreebankWord, place: int, what: str) -> No
 
 
 def _head(words: Sequence[TreebankWord], first: int, last: int) -> int:
-    """The word of the mention that depends on one outside of it; the last one where the file has no tree."""
+    """The word of the mention whose head lies outside the mention; the last word in a file without trees."""
     heads = {w: words[w].head for w in range(first, last + 1)}
     outside = [w for w, head in heads.items() if head is None or not first <= head <= last]
     return outside[0] if outside and words[outside[0]].head is not None else last

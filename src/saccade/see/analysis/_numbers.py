@@ -1,4 +1,4 @@
-"""The numbers of studies, for programs: plain dictionaries for JSON, rows for CSV."""
+"""The numbers of studies, for programs: dictionaries for JSON, rows for CSV."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def as_numbers(study: CorpusScores | ModelComparison | Syntax | Coreference | Pr
     ``scores`` (``mean``, ``deviation``, ``half_width`` of the 95 % interval, ``quantiles``, ``chance``,
     ``above_chance``, ``texts``). Of `ModelComparison`: ``thirds`` and ``changes``. Of `Syntax`: ``relations``. Of
     `Coreference`: ``kinds``, each with ``best``, ``offset`` and ``heads``: right answers by layer and head. Of `Probe`:
-    ``layers``. None stands for a number that is not known.
+    ``layers``. None stands for an unknown number.
 
     Example:
         >>> from saccade.analysis import Text, as_numbers, study_corpus
@@ -51,7 +51,7 @@ def as_numbers(study: CorpusScores | ModelComparison | Syntax | Coreference | Pr
 
 
 def as_rows(study: CorpusScores | Syntax | Coreference | Probe) -> Iterator[tuple[Any, ...]]:
-    """The numbers of a study as rows of `COLUMNS`: one for every head and score, relation or kind of mention.
+    """The numbers of a study as rows of `COLUMNS`: one row for each head and score, relation or kind of mention.
 
     A relation is written "nsubj, dependent to head". A probe gives two rows for every layer, "accuracy" and "control",
     without a head; their chance is the share of the most frequent label.
@@ -105,7 +105,7 @@ def _corpus(study: CorpusScores) -> dict[str, Any]:
 
 
 def _by_head(study: CorpusScores, name: str) -> dict[str, Any]:
-    """Arrays (layers, heads) of what is known of one score."""
+    """Arrays (layers, heads) of everything measured for one score."""
     return {
         "mean": study.mean(name),
         "deviation": study.deviation(name),

@@ -1,4 +1,4 @@
-"""Exact weights of listed pairs of tokens: what falls on targets that are sparse and differ from row to row.
+"""Exact attention weights of listed pairs of tokens, for targets that are sparse and differ from row to row.
 
     p_ij = exp(s_ij - lse_i),  s_ij = softcap(scale q_i.k_j) + bias_ij
 
@@ -28,19 +28,19 @@ def pair_weights(call: ObservedCall, lse: Tensor, rows: Tensor, keys: Tensor) ->
     Returns:
         (Hq, P) in the dtype of `lse`; 0 where the row does not see the key.
     """
-    asked = make_call(
+    checked = make_call(
         call.query,
         call.key,
         call.value,
         **call.scoring(),
         dropout=0.0,
     )
-    if asked.batch != 1:
-        raise ValueError(f"call: expected one text, got a batch of {asked.batch}")
-    rows, keys = rows.to(asked.device), keys.to(asked.device)
-    step = max(1, _ENTRIES // (asked.heads * asked.query.shape[3]))
-    parts = [_weights(asked, lse, rows[i : i + step], keys[i : i + step]) for i in range(0, len(rows), step)]
-    return torch.cat(parts, 1) if parts else lse.new_zeros(asked.heads, 0)
+    if checked.batch != 1:
+        raise ValueError(f"call: expected one text, got a batch of {checked.batch}")
+    rows, keys = rows.to(checked.device), keys.to(checked.device)
+    step = max(1, _ENTRIES // (checked.heads * checked.query.shape[3]))
+    parts = [_weights(checked, lse, rows[i : i + step], keys[i : i + step]) for i in range(0, len(rows), step)]
+    return torch.cat(parts, 1) if parts else lse.new_zeros(checked.heads, 0)
 
 
 def _weights(call: CheckedCall, lse: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
@@ -52,8 +52,8 @@ def _weights(call: CheckedCall, lse: Tensor, rows: Tensor, keys: Tensor) -> Tens
     if call.softcap is not None:
         logits = call.softcap * torch.tanh(logits / call.softcap)
     logits = logits + _scores(call, heads, rows, keys).to(lse.dtype)
-    seen = _seen(call, heads, rows, keys) & (lse[0, :, rows] > float("-inf"))
-    return torch.where(seen, torch.exp(logits - torch.where(seen, lse[0, :, rows], 0.0)), 0.0)
+    visible = _visible(call, heads, rows, keys) & (lse[0, :, rows] > float("-inf"))
+    return torch.where(visible, torch.exp(logits - torch.where(visible, lse[0, :, rows], 0.0)), 0.0)
 
 
 def _scores(call: CheckedCall, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def _scores(call: CheckedCall, heads: Tensor, rows: Tensor, keys: Tensor) -> Ten
     return table[0, heads, rows, keys]
 
 
-def _seen(call: CheckedCall, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+def _visible(call: CheckedCall, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
     if call.mask is None:
         return torch.ones((), dtype=torch.bool, device=call.device)
     item = torch.zeros_like(heads)

@@ -1,10 +1,10 @@
-"""What each layer knows: a linear probe of its hidden states.
+"""What each layer encodes: a linear probe of its hidden states.
 
-A multinomial logistic regression learns to tell the labels of words from one layer's vectors and is tested on other
-sentences. Three things stand beside its accuracy: the most frequent label, layer 0 (the embeddings, which know the word
-alone), and a control task (Hewitt and Liang 2019, "Designing and Interpreting Probes with Control Tasks"): every
-word type is given a random label, which no layer can know but by remembering words; accuracy less the accuracy on it
-is the probe's selectivity.
+A multinomial logistic regression learns to predict the labels of words from one layer's vectors and is tested on other
+sentences. Its accuracy is shown beside three baselines: the most frequent label, layer 0 (the embeddings, which encode
+the word alone), and a control task (Hewitt and Liang 2019, "Designing and Interpreting Probes with Control Tasks"):
+every word type gets a random label, which can only be memorised. Selectivity is the accuracy less that on the control
+task.
 
 Shape legend: N words, L tokens, E width.
 """
@@ -79,11 +79,11 @@ class Probe:
     majority_accuracy: float
     majority_interval: Interval
     layers: tuple[ProbeAccuracy, ...]
-    words: tuple[int, int]  # to learn from, to test on
+    words: tuple[int, int]  # training, test
     sentences: tuple[int, int]
     too_long: int
     missing: int  # words without a token, or without a label
-    left: int  # sentences that were not needed
+    left: int  # unused sentences, since `most` words were reached
 
 
 class _ProbeExamples(NamedTuple):
@@ -112,12 +112,12 @@ def study_probe(
 
     Args:
         seed: of the order of sentences, the split, the control task and the intervals.
-        most: the largest number of words; sentences are taken in a random order until they are reached.
+        most: the largest number of words; sentences are drawn at random until it is reached.
         source: what error messages call the sentences.
         progress: called as ``progress(done, total)``.
 
     Raises:
-        ValueError: words that do not match the model's tokens, or too few sentences that it can read.
+        ValueError: words that do not match the model's tokens, or too few sentences within its context.
 
     Example:
         >>> from saccade.analysis import LabelledSentence, study_probe
@@ -131,25 +131,23 @@ def study_probe(
         >>> probe.layers[-1].accuracy
         1.0
     """
-    aligned, _ = align_all(model, ((one.name, one.text, one.words, one.forms) for one in sentences), source)
+    aligned, _ = align_all(model, ((each.name, each.text, each.words, each.forms) for each in sentences), source)
     order = np.random.default_rng(seed).permutation(len(sentences)).tolist()
     fits = [i for i in order if model.context is None or len(aligned[i].ids) <= model.context]
     taken = _first_words(fits, sentences, most)
     if len(taken) < 2:
-        raise ValueError(f"{source}: {len(taken)} sentence that {model.name} can read; two at least are needed")
+        raise ValueError(f"{source}: expected two or more sentences that {model.name} can read, got {len(taken)}")
     steps = len(taken) + 2 * (model.layers + 1)
 
-    def told(done: int) -> None:
+    def report(done: int) -> None:
         if progress is not None:
             progress(done, steps)
 
-    examples = _collect(model, [(sentences[i], aligned[i]) for i in taken], told)
+    examples = _collect(model, [(sentences[i], aligned[i]) for i in taken], report)
     held_out = examples.groups < max(1, round(HELD_OUT * len(taken)))
     if held_out.all() or not held_out.any():
-        raise ValueError(
-            f"{source}: the words with labels are all in sentences to learn from, or all in those to test on"
-        )
-    layers = _learn(examples, held_out, seed, lambda done: told(len(taken) + done))
+        raise ValueError(f"{source}: the words with labels are all in training sentences, or all in test sentences")
+    layers = _learn(examples, held_out, seed, lambda done: report(len(taken) + done))
     majority = Counter(examples.labels[~held_out].tolist()).most_common(1)[0][0]
     right = _by_group(examples.labels[held_out] == majority, examples.groups[held_out])
     words = sum(len(sentences[i].words) for i in taken)
@@ -183,7 +181,7 @@ def _first_words(order: Sequence[int], sentences: Sequence[LabelledSentence], mo
 def _collect(
     model: TextModel, texts: Sequence[tuple[LabelledSentence, AlignedText]], progress: Callable[[int], None]
 ) -> _ProbeExamples:
-    """The vectors of all labelled words: of each layer the mean over the word's tokens."""
+    """The vector of each labelled word in each layer: the mean over the word's tokens."""
     vectors: list[list[np.ndarray]] = []
     labels, forms, groups = [], [], []
     for number, (sentence, its) in enumerate(texts):
@@ -202,7 +200,7 @@ def _collect(
         groups += [number] * len(known)
         progress(number + 1)
     if not labels:
-        raise ValueError(f"none of the {len(texts)} sentences taken has a word with a label")
+        raise ValueError(f"none of the {len(texts)} sentences in use has a labelled word")
     return _ProbeExamples([np.stack(held) for held in vectors], np.array(labels), np.array(forms), np.array(groups))
 
 
@@ -211,7 +209,7 @@ def _learn(
 ) -> tuple[ProbeAccuracy, ...]:
     groups = examples.groups[held_out]
     control = _control(examples, held_out, seed)
-    found: list[ProbeAccuracy] = []
+    accuracies: list[ProbeAccuracy] = []
     first: np.ndarray | None = None
     for layer, vectors in enumerate(examples.vectors):
         right, converged = _right(vectors, examples.labels, held_out)
@@ -221,7 +219,7 @@ def _learn(
         first = right if first is None else first
         right_by, count = _by_group(right, groups)
         gain_by, _ = _by_group(right.astype(int) - first.astype(int), groups)
-        found.append(
+        accuracies.append(
             ProbeAccuracy(
                 layer,
                 float(right.mean()),
@@ -232,11 +230,11 @@ def _learn(
                 converged,
             )
         )
-    return tuple(found)
+    return tuple(accuracies)
 
 
 def _control(examples: _ProbeExamples, held_out: np.ndarray, seed: int) -> np.ndarray:
-    """(N,): a label for every word type, drawn as often as the labels occur."""
+    """(N,): a random label for every word type, with the frequencies of the labels."""
     types, place = np.unique(examples.forms, return_inverse=True)
     drawn: np.ndarray = np.random.default_rng([seed, 1]).choice(examples.labels[~held_out], len(types))
     return drawn[place]
@@ -250,7 +248,7 @@ def _right(vectors: np.ndarray, labels: np.ndarray, held_out: np.ndarray) -> tup
     learn = vectors[~held_out].astype(np.float64)
     middle, spread = learn.mean(0), learn.std(0)
     spread[spread == 0] = 1
-    if len(set(labels[~held_out].tolist())) < 2:  # nothing to tell apart
+    if len(set(labels[~held_out].tolist())) < 2:  # a classifier needs two classes
         return labels[held_out] == labels[~held_out][0], True
     model: Any = LogisticRegression(C=STRENGTH, max_iter=STEPS)
     with warnings.catch_warnings(record=True) as warned:

@@ -1,7 +1,7 @@
-"""What every head of a model does on one text: average weights on kinds of targets, and what chance would give.
+"""Scores of every head of a model on one text: average weights on kinds of targets, and the scores by chance.
 
 A row counts for a score where it is a token of the text, sees more than 8 keys, and sees a target; the score is the
-weight on the targets averaged over those rows. Chance is the score of a head that looks at all keys it may see alike:
+weight on the targets averaged over those rows. Chance is the score of a head with equal weights on all visible keys:
 the same code on a query of zeros.
 
 Shape legend: B = 1 text, Hq query heads, L tokens with the special ones, P pairs of a row and a target.
@@ -22,7 +22,7 @@ from ..inspection import TextModel
 from ..inspection._chance import UniformStatistics
 from ._pairs import pair_weights
 
-FEW = 8  # rows that see no more keys are left out: everything looks like a habit there
+FEW = 8  # rows that see no more keys are left out: their weights are high by chance
 DORMANT = 0.2  # of the mean output norm of the layer's heads: below it a head is dormant at a token
 REPEAT_LENGTH, SHORTEST_REPEAT = 48, 8
 ON_TEXT = ("previous", "next", "self", "first", "delimiter", "punctuation", "induction", "duplicate")
@@ -31,11 +31,11 @@ SCORES = (*ON_TEXT, *ON_REPEATS, "broad", "dormant")
 """The names of all scores that a study gives each head."""
 GROUPS = ("delimiter", "punctuation")
 
-ByHead = dict[str, np.ndarray]  # (layers, heads) by score; NaN where it could not be measured
+ByHead = dict[str, np.ndarray]  # (layers, heads) by score; NaN where it was not measured
 
 
 class TextScores(NamedTuple):
-    """The scores of one text, and the same of a head that looks at everything alike."""
+    """The scores of one text, and those of a head with equal weights."""
 
     scores: ByHead
     chance: ByHead
@@ -43,11 +43,11 @@ class TextScores(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MarkedText:
-    """What a model reads, and which of it is what; masks are (L,)."""
+    """The tokens that a model reads for a text, and masks (L,) of their kinds."""
 
     ids: tuple[int, ...]
-    is_text: Tensor  # not put around the text by the tokenizer
-    ordinary: Tensor  # stands for a letter or a digit
+    is_text: Tensor  # not a special token added by the tokenizer
+    ordinary: Tensor  # has a letter or a digit
     groups: dict[str, Tensor]  # by the names of GROUPS
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -59,9 +59,9 @@ def mark(model: TextModel, text: str) -> MarkedText:
     Delimiters are the special tokens but the very first one, and line breaks; punctuation is a token of the text
     without a letter, a digit or a line break that is not blank.
     """
-    found = model.encode(text)
-    pieces = [text[start:stop] for start, stop in found.spans]
-    special = [token in model.special for token in found.ids]
+    encoding = model.encode(text)
+    pieces = [text[start:stop] for start, stop in encoding.spans]
+    special = [token in model.special for token in encoding.ids]
     letters = [any(c.isalnum() for c in piece) and not s for piece, s in zip(pieces, special, strict=True)]
     breaks = [not word and ("\n" in piece or s) for piece, word, s in zip(pieces, letters, special, strict=True)]
     marks = [
@@ -76,7 +76,7 @@ def mark(model: TextModel, text: str) -> MarkedText:
         return mask
 
     return MarkedText(
-        (*model.before, *found.ids, *model.after),
+        (*model.before, *encoding.ids, *model.after),
         placed([True] * len(pieces), False),
         placed(letters, False),
         {"delimiter": placed(breaks, True), "punctuation": placed(marks, False)},
@@ -98,18 +98,18 @@ def measure_text(model: TextModel, tokens: MarkedText, draw: np.random.Generator
 def _on_text(model: TextModel, tokens: MarkedText) -> TextScores:
     pairs = {name: _earlier(tokens, shift) for name, shift in (("induction", 1), ("duplicate", 0))}
     taken = _LayerScores(model)
-    evens = UniformStatistics(lambda call: _seen(call, tokens.groups))
+    evens = UniformStatistics(lambda call: _statistics(call, tokens.groups))
 
     def visit(layer: int, call: ObservedCall) -> None:
-        seen, (even_call, even) = _seen(call, tokens.groups), evens.of(call)
-        rows = _rows(seen, tokens.is_text.to(seen.counted.device))
+        own, (even_call, even) = _statistics(call, tokens.groups), evens.of(call)
+        rows = _rows(own, tokens.is_text.to(own.counted.device))
         for name in ON_TEXT[:6]:
-            taken.add(name, layer, seen.mass[name][0], even.mass[name][0], rows)
+            taken.add(name, layer, own.mass[name][0], even.mass[name][0], rows)
         for name, (of_row, keys) in pairs.items():
-            both = (pair_weights(one, its.lse, of_row, keys) for one, its in ((call, seen), (even_call, even)))
+            both = (pair_weights(each, its.lse, of_row, keys) for each, its in ((call, own), (even_call, even)))
             weights = [_by_row(on_pair, of_row, rows.shape[1]) for on_pair in both]
             taken.add(name, layer, weights[0], weights[1], rows)
-        taken.keep("broad", layer, _mean(seen.evenness[0], rows), 0.0)
+        taken.keep("broad", layer, _mean(own.evenness[0], rows), 0.0)
         taken.keep("dormant", layer, _dormant(call, rows), 0.0)
 
     model.run(torch.tensor([tokens.ids]), visit)
@@ -117,7 +117,7 @@ def _on_text(model: TextModel, tokens: MarkedText) -> TextScores:
 
 
 def _earlier(tokens: MarkedText, shift: int) -> tuple[Tensor, Tensor]:
-    """(rows, keys) of every ordinary token and each earlier occurrence of it, or what stood ``shift`` after that."""
+    """(rows, keys) of every ordinary token and each earlier occurrence of it, shifted by ``shift`` tokens."""
     places: dict[int, list[int]] = {}
     rows, keys = [], []
     for row, (token, counts) in enumerate(zip(tokens.ids, tokens.ordinary.tolist(), strict=True)):
@@ -137,8 +137,8 @@ def _by_row(weights: Tensor, rows: Tensor, length: int) -> Tensor:
 def _dormant(call: ObservedCall, rows: Tensor) -> Tensor:
     """(Hq,): the share of rows at which a head's output is below DORMANT of the mean norm over the layer's heads.
 
-    The output is what the head adds up from its values, before the projection. Its norm over the layer's mean:
-    Sandoval-Segura et al. 2025, "Identifying and Evaluating Inactive Heads in Pretrained LLMs". NaN for a lone head.
+    The output is the weighted sum of the head's values, before the projection. Its norm over the layer's mean:
+    Sandoval-Segura et al. 2025, "Identifying and Evaluating Inactive Heads in Pretrained LLMs". NaN for a single head.
     """
     norm = call.out[0].to(torch.promote_types(call.out.dtype, torch.float32)).norm(dim=-1)
     if norm.shape[0] < 2:
@@ -150,7 +150,7 @@ def _dormant(call: ObservedCall, rows: Tensor) -> Tensor:
 
 
 def _on_repeats(model: TextModel, tokens: MarkedText, draw: np.random.Generator) -> TextScores:
-    """No token twice in one copy, so the earlier occurrence is the only one (Olsson et al. 2022)."""
+    """No token occurs twice in one copy, so each has one earlier occurrence (Olsson et al. 2022)."""
     taken = _LayerScores(model)
     known = sorted({token for token, counts in zip(tokens.ids, tokens.ordinary.tolist(), strict=True) if counts})
     around = len(tokens.before) + len(tokens.after)
@@ -163,13 +163,13 @@ def _on_repeats(model: TextModel, tokens: MarkedText, draw: np.random.Generator)
     copy = draw.choice(known, length, replace=False).tolist()
     rows = torch.arange(length) + len(tokens.before) + length
     targets = {"repeat induction": rows - length + 1, "repeat duplicate": rows - length}
-    evens = UniformStatistics(lambda call: _seen(call, {}))
+    evens = UniformStatistics(lambda call: _statistics(call, {}))
 
     def visit(layer: int, call: ObservedCall) -> None:
-        seen, (even_call, even) = _seen(call, {}), evens.of(call)
+        own, (even_call, even) = _statistics(call, {}), evens.of(call)
         for name, keys in targets.items():
             weights, expected = (
-                pair_weights(one, its.lse, rows, keys) for one, its in ((call, seen), (even_call, even))
+                pair_weights(each, its.lse, rows, keys) for each, its in ((call, own), (even_call, even))
             )
             taken.add(name, layer, weights, expected, torch.ones_like(weights, dtype=torch.bool))
 
@@ -177,10 +177,10 @@ def _on_repeats(model: TextModel, tokens: MarkedText, draw: np.random.Generator)
     return taken.measured()
 
 
-# What all of it stands on
+# Shared by both
 
 
-def _seen(call: ObservedCall, groups: dict[str, Tensor]) -> Statistics:
+def _statistics(call: ObservedCall, groups: dict[str, Tensor]) -> Statistics:
     return statistics(
         call.query,
         call.key,
@@ -191,18 +191,18 @@ def _seen(call: ObservedCall, groups: dict[str, Tensor]) -> Statistics:
 
 
 def _rows(statistics: Statistics, is_text: Tensor) -> Tensor:
-    """(Hq, L): tokens of the text that see more than FEW keys, or as many as any where none sees that many."""
+    """(Hq, L): tokens of the text that see more than FEW keys; if none does, those that see the most."""
     keys = statistics.keys_seen.expand(statistics.counted.shape)[0]
     return (keys > min(FEW, int(keys.max()) - 1)) & statistics.counted[0] & is_text
 
 
 def _mean(values: Tensor, rows: Tensor) -> Tensor:
-    """(Hq,) averages of (Hq, L) over the rows that count; NaN for a head without any."""
+    """(Hq,) averages of (Hq, L) over the rows that count; NaN for a head without rows."""
     return torch.where(rows, values, 0.0).sum(-1) / rows.sum(-1)
 
 
 class _LayerScores:
-    """Scores and chance, layer by layer."""
+    """Scores and chance, collected layer by layer."""
 
     def __init__(self, model: TextModel):
         self._heads = model.heads
@@ -221,7 +221,7 @@ class _LayerScores:
         self._chance[name][layer, :heads] = chance.double().cpu() if isinstance(chance, Tensor) else chance
 
     def miss(self, name: str) -> None:
-        """Not measured, unless it was."""
+        """Keep NaN for a score that was not measured."""
         for held in (self._scores, self._chance):
             held.setdefault(name, np.full((len(self._heads), max(self._heads)), np.nan))
 

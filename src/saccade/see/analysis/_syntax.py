@@ -1,8 +1,8 @@
 """Which head finds which grammatical relation (Clark et al. 2019, "What Does BERT Look At?", section 4).
 
-A head is asked as a classifier without training: the other word that a word looks at most is its answer. For the
-relation "dobj" it is right about a dependent when that word is its head, and about a head when it is its dependent.
-Beside it stands the best fixed offset: the answer "the word k further on", with the k that is right most often.
+A head is used as a classifier without training: its answer for a word is the other word to which that word attends
+most. For the relation "dobj" it is right about a dependent when the answer is the dependent's head, and about a head
+when the answer is its dependent. The baseline is the best fixed offset: "the word k further on", with the best k.
 
 Shape legend: Hq query heads.
 """
@@ -24,13 +24,13 @@ from ._tally import AnswerTally
 from ._treebank import Sentence
 
 DIRECTIONS = ("dependent to head", "head to dependent")
-ALL = "all"  # relations but "punct"
+ALL = "all"  # all relations but "punct"
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Syntax:
-    """How often each head looks along a relation of a treebank. `study_syntax` returns it.
+    """How often each head attends along a relation of a treebank. `study_syntax` returns it.
 
     The keys of ``tallies`` are (relation, direction). The relation "all" sums all but "punct". The directions are
     "dependent to head" and "head to dependent".
@@ -49,18 +49,18 @@ class Syntax:
     """
 
     model: str
-    causal: bool  # heads only look back: cases whose answer comes later are left out, `ahead` counts them
+    causal: bool  # no word attends to a later one: cases whose answer is later are left out and counted in `ahead`
     heads: tuple[int, ...]
     sentences: int
     too_long: int
     words: int
     missing: int  # words without a token
-    together: int  # cases whose two words share their tokens
+    together: int  # cases whose two words share tokens
     tallies: dict[tuple[str, str], AnswerTally]
     ahead: Counter[tuple[str, str]]
 
     def relations(self, least: int = 1) -> list[str]:
-        """Those with at least so many cases in one of the directions, the most frequent first, `ALL` at the head."""
+        """The relations with at least so many cases in one direction, the most frequent first, `ALL` before all."""
         cases = {name: max(self.total(name, way) for way in DIRECTIONS) for name, _ in self.tallies}
         return sorted((n for n, c in cases.items() if c >= least), key=lambda n: (n != ALL, -cases[n], n))
 
@@ -72,11 +72,11 @@ class Syntax:
 def study_syntax(
     model: TextModel, sentences: Sequence[Sentence], *, source: str = "treebank", progress: Progress | None = None
 ) -> Syntax:
-    """Count for every head of `model` how often it looks along each relation of the treebank.
+    """Count for every head of `model` how often it attends along each relation of the treebank.
 
-    A head's answer for a word is the other word that it looks at most, special tokens left out. Words are matched to
-    tokens by characters. A causal model is asked only where the answer comes earlier. Left out and counted: these
-    cases, sentences longer than the context, words without a token, and pairs of words in the same tokens.
+    A head's answer for a word is the other word to which it attends most, special tokens left out. Words are matched to
+    tokens by characters. Left out and counted: for a causal model cases whose answer comes later, sentences longer than
+    the context, words without a token, and pairs of words in the same tokens.
 
     Source: Clark et al. 2019, "What Does BERT Look At?", section 4.
 
@@ -86,7 +86,7 @@ def study_syntax(
 
     Raises:
         ValueError: no sentence with a relation that the model can read, or words that do not match its tokens: more
-            than 5 in 100 without a token.
+            than 5 in 100 have no token.
 
     Example:
         >>> from saccade.analysis import Sentence, TreebankWord, study_syntax
@@ -99,37 +99,41 @@ def study_syntax(
         (-1, AnswerShare(right=1, cases=1))
     """
     texts = (
-        (one.name, one.text, [(word.start, word.stop) for word in one.words], [word.form for word in one.words])
-        for one in sentences
+        (each.name, each.text, [(word.start, word.stop) for word in each.words], [word.form for word in each.words])
+        for each in sentences
     )
     aligned, missing = align_all(model, texts, source)
-    found = _RelationTallies(model)
+    tallies = _RelationTallies(model)
     for number, (sentence, its) in enumerate(zip(sentences, aligned, strict=True)):
         if model.context is not None and len(its.ids) > model.context:
-            found.too_long += 1
+            tallies.too_long += 1
         else:
-            found.ask(number, sentence, its)
+            tallies.ask(number, sentence, its)
         if progress is not None:
             progress(number + 1, len(sentences))
-    if not found.tallies:
-        why = f"{found.too_long} of {len(sentences)} sentences are too long for it" if found.too_long else "it has none"
-        raise ValueError(f"{source}: no relation that {model.name} could be asked about: {why}")
+    if not tallies.tallies:
+        why = (
+            f"{tallies.too_long} of {len(sentences)} sentences are too long for it"
+            if tallies.too_long
+            else "there is none"
+        )
+        raise ValueError(f"{source}: no relation that {model.name} can answer: {why}")
     return Syntax(
         model.name,
         model.causal,
         model.heads,
-        len(sentences) - found.too_long,
-        found.too_long,
+        len(sentences) - tallies.too_long,
+        tallies.too_long,
         missing.words,
         missing.missing,
-        found.together,
-        found.tallies,
-        found.ahead,
+        tallies.together,
+        tallies.tallies,
+        tallies.ahead,
     )
 
 
 class _RelationTallies:
-    """What has been asked so far."""
+    """Counts of right answers so far."""
 
     def __init__(self, model: TextModel):
         self.model = model
@@ -141,8 +145,8 @@ class _RelationTallies:
         cases = self._cases(sentence, aligned)
         if not cases:
             return
-        asked = sorted({case.asks for case in cases})
-        place = {unit: i for i, unit in enumerate(asked)}
+        queries = sorted({case.asks for case in cases})
+        place = {unit: i for i, unit in enumerate(queries)}
         rows = torch.tensor([place[case.asks] for case in cases]).numpy()
         wanted = np.array([case.answer for case in cases])
         fold = number % 2
@@ -152,7 +156,7 @@ class _RelationTallies:
             tally.ask(fold, [cases[i].answer - cases[i].asks])
 
         def visit(layer: int, call: ObservedCall) -> None:
-            right = most_attended(call, aligned, asked)[:, rows] == wanted  # (Hq, cases)
+            right = most_attended(call, aligned, queries)[:, rows] == wanted  # (Hq, cases)
             for tally, i in zip(tallies, of_case, strict=True):
                 tally.answer(fold, layer, right[:, i])
 

@@ -1,4 +1,4 @@
-"""Heads as classifiers without training: how often each is right, beside the best fixed offset.
+"""Heads as classifiers without training: how often each is right, and how often the best fixed offset is.
 
 Shape legend: layers, heads (the most of any layer); folds are the texts of even and of odd number.
 """
@@ -60,7 +60,7 @@ class AnswerTally:
     heads: tuple[int, ...]
     right: np.ndarray = field(init=False)  # (2, layers, heads): by fold
     count: np.ndarray = field(init=False)  # (2,)
-    offsets: tuple[Counter[int], Counter[int]] = field(init=False)  # how often the answer stands so far on, by fold
+    offsets: tuple[Counter[int], Counter[int]] = field(init=False)  # distances to the right answer, by fold
 
     def __post_init__(self) -> None:
         self.right = np.zeros((2, len(self.heads), max(self.heads)), dtype=np.int64)
@@ -68,12 +68,12 @@ class AnswerTally:
         self.offsets = (Counter(), Counter())
 
     def ask(self, fold: int, offsets: Iterable[int]) -> None:
-        """One more case, and how far on the right answers stand."""
+        """Add a case with the offsets of its right answers."""
         self.count[fold] += 1
         self.offsets[fold].update(set(offsets))
 
     def answer(self, fold: int, layer: int, right: np.ndarray) -> None:
-        """Whether each head of a layer was right about the case asked last: (Hq,) booleans."""
+        """Add whether each head of a layer was right about the last case: (Hq,) booleans."""
         self.right[fold, layer, : len(right)] += right
 
     @property
@@ -85,20 +85,20 @@ class AnswerTally:
 
     @property
     def best(self) -> tuple[int, int]:
-        """(layer, head) of the head that is right most often; the first of several."""
+        """(layer, head) of the head that is right most often; of several, the first."""
         return _best(self.right.sum(0))
 
     @property
     def best_offset(self) -> tuple[int, AnswerShare]:
-        """The offset that is right most often (the nearest of several), and how often."""
+        """The offset that is right most often (of several, the smallest), and how often."""
         offset = _best_offset(self.offsets[0] + self.offsets[1])
         return offset, AnswerShare(sum(held[offset] for held in self.offsets), self.total)
 
     @property
     def held_out(self) -> tuple[AnswerShare, AnswerShare]:
-        """The best head and the best offset of each half of the texts, asked about the other half.
+        """The shares of the best head and the best offset, chosen on one half of the texts and tested on the other.
 
-        The best of many heads is partly luck; this is not.
+        Chosen and tested on the same texts, the best of many heads would be partly luck.
         """
         head = offset = 0
         for fold in (0, 1):

@@ -1,4 +1,4 @@
-"""Texts to study: files, cut into pieces that every model given can read at once."""
+"""Texts to study: files, cut into pieces that fit the context of every model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 from ..inspection import TextModel
 
 LARGEST_FILE = 64 * 2**20  # bytes
-LONGEST_WORD = 64  # characters; more without a blank are taken for a script without blanks
-CHARACTERS = 8  # for each token that fits, at first; more where they turn out longer
+LONGEST_WORD = 64  # characters; a longer run without a blank is a script without blanks
+CHARACTERS = 8  # first guess for each token of a piece; raised where tokens are longer
 
 
 class Text(NamedTuple):
@@ -22,7 +22,7 @@ class Text(NamedTuple):
         'owl.txt'
     """
 
-    name: str  # its file, and from which character on
+    name: str  # its file, and the first character
     text: str
 
 
@@ -30,8 +30,8 @@ def read_files(paths: Sequence[str | Path]) -> list[Text]:
     r"""Read text files, and the .txt files in folders, in order.
 
     Raises:
-        FileNotFoundError: no such file, or a folder without any.
-        ValueError: a file that is no text in UTF-8 or too large, or files with nothing but blanks.
+        FileNotFoundError: no such file, or a folder without .txt files.
+        ValueError: a file that is not UTF-8 text or is too large, or files with only blanks.
 
     Example:
         >>> import pathlib, tempfile
@@ -44,22 +44,22 @@ def read_files(paths: Sequence[str | Path]) -> list[Text]:
     """
     files: list[Path] = []
     for path in map(Path, paths):
-        found = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
-        if not found:
+        matches = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+        if not matches:
             raise FileNotFoundError(f"{path}: the folder holds no .txt file")
-        files += found
+        files += matches
     texts = [Text(str(path), read_text(path)) for path in files]
     if not any(text for _, text in texts):
-        raise ValueError(f"{', '.join(map(str, paths))}: nothing but blanks; texts are needed")
+        raise ValueError(f"{', '.join(map(str, paths))}: expected texts, got only blanks")
     return [text for text in texts if text.text]
 
 
 def read_text(path: Path) -> str:
-    """A text file as it stands, line ends as one character, blanks around it gone."""
+    """A text file with line ends as one character, and without blanks around it."""
     with path.open("rb") as file:
         content = file.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
-        raise ValueError(f"{path}: larger than {LARGEST_FILE >> 20} MiB; give a part of it")
+        raise ValueError(f"{path}: expected at most {LARGEST_FILE >> 20} MiB; pass a part of the file")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -73,8 +73,8 @@ def read_text(path: Path) -> str:
 def cut(documents: Sequence[Text], models: Sequence[TextModel], *, tokens: int, most: int) -> list[Text]:
     """Cut documents into at most `most` pieces of at most `tokens` tokens, the same pieces for all models.
 
-    The pieces are spread evenly over the documents. A piece ends where a word ends, and every model can read it at
-    once, special tokens included.
+    The pieces are spread evenly over the documents. A piece ends at the end of a word and fits the context of every
+    model, special tokens included.
 
     Example:
         >>> from saccade.analysis import Text, cut
@@ -96,20 +96,20 @@ def cut(documents: Sequence[Text], models: Sequence[TextModel], *, tokens: int, 
 
 
 def _pieces(document: Text, models: Sequence[TextModel], tokens: int, count: int) -> list[Text]:
-    """The whole document where so many pieces hold it, else pieces that begin at even distances."""
-    found, end = _pieces_from([0] * count, document, models, tokens)
+    """Pieces without gaps if `count` of them cover the document, else pieces that begin at even distances."""
+    pieces, end = _pieces_from([0] * count, document, models, tokens)
     if document.text[end:].strip():
         length = len(document.text)
         starts = [_start_of_word(document.text, k * length // count) for k in range(count)]
-        found, _ = _pieces_from(starts, document, models, tokens)
-    return found
+        pieces, _ = _pieces_from(starts, document, models, tokens)
+    return pieces
 
 
 def _pieces_from(
     starts: Sequence[int], document: Text, models: Sequence[TextModel], tokens: int
 ) -> tuple[list[Text], int]:
-    """Pieces that begin at `starts`, or where the one before ends if that is later; and where the last one ends."""
-    text, end, found = document.text, 0, []
+    """Pieces that begin at `starts`, or where the piece before ends if that is later; and the end of the last one."""
+    text, end, pieces = document.text, 0, []
     for start in starts:
         start = max(start, end)
         while start < len(text) and text[start].isspace():
@@ -119,12 +119,12 @@ def _pieces_from(
         end = min(fitting(model, text, start, tokens) for model in models)
         end = start + len(text[start:end].rstrip())
         if end > start:
-            found.append(Text(f"{document.name}:{start}", text[start:end]))
-    return found, end
+            pieces.append(Text(f"{document.name}:{start}", text[start:end]))
+    return pieces, end
 
 
 def _start_of_word(text: str, at: int) -> int:
-    """Of the word that holds `at`; `at` itself in a script without blanks."""
+    """The start of the word that holds `at`; `at` itself in a script without blanks."""
     start = at
     while start > 0 and not text[start - 1].isspace():
         start -= 1
@@ -132,9 +132,9 @@ def _start_of_word(text: str, at: int) -> int:
 
 
 def fitting(model: TextModel, text: str, start: int, tokens: int) -> int:
-    """The end of the longest piece of `text` from `start` on that is at most `tokens` tokens with the special ones.
+    """The end of the longest piece of `text` from `start` on with at most `tokens` tokens, special ones included.
 
-    It ends at a blank where it holds one. `start` itself, where not one token fits.
+    It ends at a blank if the piece has one. `start` itself if no token fits.
     """
     around = len(model.before) + len(model.after)
     room = min(tokens if model.context is None else min(tokens, model.context), len(text) + around) - around
@@ -150,13 +150,13 @@ def fitting(model: TextModel, text: str, start: int, tokens: int) -> int:
     # The token after the last that fits begins inside a character that is cut in two, or where the piece ends.
     end = start + min(spans[room - 1][1], spans[room][0])
     end = _last_blank(text, start, end)
-    while end > start and len(model.encode(text[start:end]).ids) > room:  # cut texts are encoded a little differently
+    while end > start and len(model.encode(text[start:end]).ids) > room:  # a cut text may have other tokens
         end = _last_blank(text, start, end - 1)
     return end
 
 
 def _last_blank(text: str, start: int, end: int) -> int:
-    """The end of the last word that ends by `end`; `end` where there is but one."""
+    """The end of the last word that ends by `end`; `end` where there is only one word."""
     if end >= len(text) or text[end].isspace():
         return end
     at = end

@@ -1,7 +1,7 @@
-"""Sentences of a treebank in CoNLL-U: the text rebuilt, and the characters of every word in it.
+"""Sentences of a treebank in CoNLL-U: the rebuilt text, and the character spans of its words.
 
 Format: Universal Dependencies, https://universaldependencies.org/format.html. Ten columns between tabs; a range (`3-4`)
-is one written token of several words; empty nodes (`8.1`) stand for nothing in the text and are left out.
+is one written token of several words; empty nodes (`8.1`) are not in the text and are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COLUMNS = 10
 
 
 class TreebankWord(NamedTuple):
-    """A word ``text[start:stop]`` of its sentence. The words of a range whose forms do not spell it share all of it.
+    """A word ``text[start:stop]`` of its sentence. All words of a range share its span if their forms do not spell it.
 
     Example:
         >>> from saccade.analysis import TreebankWord
@@ -29,9 +29,9 @@ class TreebankWord(NamedTuple):
     form: str
     start: int
     stop: int
-    head: int | None  # index of the word it depends on, -1 for the root; None where the file gives none
-    relation: str  # "" where the file gives none
-    tag: str  # the universal part of speech; "" where the file gives none
+    head: int | None  # index of the word it depends on, -1 for the root; None if the file has none
+    relation: str  # "" if the file has none
+    tag: str  # the universal part of speech; "" if the file has none
     misc: dict[str, str | None]
 
 
@@ -47,7 +47,7 @@ class Sentence(NamedTuple):
         'fly'
     """
 
-    name: str  # its sent_id, or where it stands in the file
+    name: str  # its sent_id, or its line in the file
     text: str
     words: tuple[TreebankWord, ...]
     new_document: bool
@@ -58,8 +58,8 @@ def read_treebank(path: str | Path) -> list[Sentence]:
     r"""Read the sentences of a file in CoNLL-U.
 
     Raises:
-        ValueError: a file that is not UTF-8 or not CoNLL-U, heads that do not exist, or a text (`# text`) that its
-            tokens do not spell. The message names the line, or the sentence and the token.
+        ValueError: a file that is not UTF-8 or not CoNLL-U, heads that do not exist, or a text (`# text`) that differs
+            from its tokens. The message names the line, or the sentence and the token.
 
     Example:
         >>> import pathlib, tempfile
@@ -77,7 +77,7 @@ def read_treebank(path: str | Path) -> list[Sentence]:
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(number of its first line, lines) of each sentence."""
+    """(number of the first line, lines) of each sentence."""
     with path.open("rb") as file:
         content = file.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
@@ -87,7 +87,7 @@ def _blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not a text in UTF-8 (position {error.start:,})") from None
     block: list[str] = []
-    found = 0
+    sentences = 0
     for number, line in enumerate([*lines, ""], 1):
         if line.strip():
             _check_line(path, number, line)
@@ -95,10 +95,10 @@ def _blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
         elif block:
             if not all(line.startswith("#") for line in block):
                 yield number - len(block), block
-                found += 1
+                sentences += 1
             block = []
-    if not found:
-        raise ValueError(f"{path}: holds no sentence in CoNLL-U")
+    if not sentences:
+        raise ValueError(f"{path}: no sentence in CoNLL-U")
 
 
 def _check_line(path: Path, number: int, line: str) -> None:
@@ -128,9 +128,9 @@ def _sentence(path: Path, line: int, block: list[str]) -> Sentence:
 
 
 def _spelled(tokens: Any) -> tuple[str, dict[int, tuple[int, int]]]:
-    """The text, and the characters of each word by its number. After a token comes a blank but for SpaceAfter=No."""
+    """The text, and the character span of each word by its number. A blank follows each token without SpaceAfter=No."""
     text, spans = "", {}
-    last = 0  # the last word of the range that is written already
+    last = 0  # the last word of the latest range
     for token in tokens:
         number = token["id"]
         if isinstance(number, int) and number <= last:
@@ -150,7 +150,7 @@ def _spelled(tokens: Any) -> tuple[str, dict[int, tuple[int, int]]]:
 
 
 def _inside(tokens: Any, number: tuple[int, str, int], form: str, start: int) -> dict[int, tuple[int, int]]:
-    """The characters of the words of a range: their own where they spell it ("do" + "n't"), else all of it."""
+    """The spans of the words of a range: their own if they spell it ("do" + "n't"), else the whole range."""
     inside = [t for t in tokens if isinstance(t["id"], int) and number[0] <= t["id"] <= number[2]]
     spelled = "".join(t["form"] for t in inside).casefold() == form.casefold()
     spans, at = {}, start
@@ -194,7 +194,7 @@ def _known(value: str | None) -> str:
 
 
 def _refuse_text(name: str, words: tuple[TreebankWord, ...], text: str, expected: str) -> None:
-    """ValueError that names the first token from which on the text is another."""
+    """ValueError that names the first token that differs from the text."""
     same = 0
     while same < min(len(text), len(expected)) and text[same] == expected[same]:
         same += 1

@@ -1,4 +1,4 @@
-"""Studies in a terminal: tables that fit the width and say what is in them; plain where output is no terminal."""
+"""Tables of studies for a terminal, which fit its width; plain text in a pipe."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ._syntax import ALL, DIRECTIONS, Syntax
 from ._tally import AnswerTally
 
 CHANGES = 12  # of a comparison
-SHOWN = 0.005  # a difference that two decimals show
-RELATIONS, LEAST = 14, 20  # of a treebank: so many, each with so many cases where there are such
+SHOWN = 0.005  # the smallest difference that shows in two decimals
+RELATIONS, LEAST = 14, 20  # rows of a treebank's table; cases of a relation in it, if any has as many
 STRONGEST = 6  # heads of a role
-NAMED = 0.05  # so far above chance a head must be to be named
+NAMED = 0.05  # a head is named if it is this far above chance
 WAYS = dict(zip(DIRECTIONS, ("dep→head", "head→dep"), strict=True))
 
 
 @contextmanager
 def shown_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error, if that is a terminal. It gives a function to call with (done, total).
+    """A progress bar on standard error, if that is a terminal. Yields a function to call with (done, total).
 
     Example:
         >>> from saccade.analysis import Text, study_corpus
@@ -157,7 +157,7 @@ def print_comparison(console: Console, comparison: ModelComparison) -> None:
     console.print(table)
     console.print()
     if not comparison.by_head:
-        _note(console, "the two have other layers or heads: only thirds of the layers can be compared")
+        _note(console, "different layers or heads: only thirds of the layers are compared")
         return
     changes = comparison.changes()
     largest = [change for change in changes[:CHANGES] if abs(change.difference) >= SHOWN]
@@ -201,7 +201,7 @@ def print_syntax(console: Console, study: Syntax) -> None:
         all       head→dep      1  0.0   1.00   .21-1  -         -1  1.00   -
         nsubj     head→dep      1  0.0   1.00   .21-1  -         -1  1.00   -
         anew: the best of one half of the sentences, asked about the other half
-        this model only looks back: 1 of 2 cases, with the answer ahead, are not asked
+        causal model: 1 of 2 cases are left out, since their answer comes later
     """
     size = f"{counted(study.sentences, 'sentence')}, {counted(study.words, 'word')}"
     _title(console, f"{study.model}: relations of {size}")
@@ -232,7 +232,7 @@ def _left_out(study: Syntax, shown: int) -> Iterator[str]:
     if study.causal:
         ahead = sum(study.ahead[ALL, way] for way in DIRECTIONS)
         known = sum(study.total(ALL, way) for way in DIRECTIONS)
-        yield f"this model only looks back: {ahead:,} of {ahead + known:,} cases, with the answer ahead, are not asked"
+        yield f"causal model: {ahead:,} of {ahead + known:,} cases are left out, since their answer comes later"
     if study.too_long:
         yield f"left out, longer than the model reads: {counted(study.too_long, 'sentence')}"
     if study.missing:

@@ -1,9 +1,9 @@
-"""What the parts of a model are for: logits as sums over heads and layers, and heads measured.
+"""What the parts of a model contribute: logits as sums over heads and layers, and effects of single heads.
 
-Begin with `_steps.py`, the mathematics of sums, then `_residual.py`. Measured are by `_importance.py` what the loss
-hangs on, by `_patching.py` which heads carry what differs between two inputs. Both run the model with edits of its
-calls (`_runs.py`) and give a number for each head (`_heads.py`). Names are imported when they are first used, as those
-of `saccade` are.
+Begin with `_steps.py`, the mathematics of sums, then `_residual.py`. `_importance.py` measures how much the loss
+depends on each head, `_patching.py` which heads carry the difference between two inputs. Both run the model with edits
+of its calls (`_runs.py`) and give a number for each head (`_heads.py`). Names are imported when they are first used, as
+those of `saccade` are.
 """
 
 from __future__ import annotations

@@ -86,20 +86,20 @@ class HeadValues:
         return {call.name: part for call, part in zip(self.calls, parts, strict=True)}
 
     def grid(self) -> Tensor:
-        """(C, most heads of a call), NaN where a call has fewer."""
-        found = torch.full((len(self.calls), max(call.heads for call in self.calls)), math.nan, dtype=torch.float64)
-        for row, part in zip(found, self.by_call().values(), strict=True):
+        """(C, largest number of heads of a call), NaN where a call has fewer."""
+        values = torch.full((len(self.calls), max(call.heads for call in self.calls)), math.nan, dtype=torch.float64)
+        for row, part in zip(values, self.by_call().values(), strict=True):
             row[: len(part)] = part
-        return found
+        return values
 
     def ranked(self) -> list[tuple[Head, float]]:
-        """The heads that were measured, by the size of their numbers, the largest first."""
+        """The measured heads with their values, the largest absolute value first."""
         heads = self.heads
         order = torch.where(self.values.isnan(), -math.inf, self.values.abs()).argsort(descending=True, stable=True)
         return [(heads[i], float(self.values[i])) for i in order.tolist() if not self.values[i].isnan()]
 
     def named(self, head: Head) -> str:
-        """ "3.1", layer and head, where one call alone is of that layer; otherwise the call's name and the head."""
+        """ "3.1", layer and head, where the layer has a single call; otherwise the call's name and the head."""
         alone = sum(call.layer == head.layer for call in self.calls) == 1
         return str(head) if alone else f"{head.call}.{head.head}"
 
@@ -118,17 +118,17 @@ class HeadValues:
 
 def by_sign(ranked: Sequence[tuple[Head, float]]) -> tuple[list[tuple[Head, float]], list[tuple[Head, float]]]:
     """The heads above 0 and those below, each with the largest number first."""
-    found = sorted(ranked, key=lambda pair: -abs(pair[1]))
-    return [pair for pair in found if pair[1] > 0], [pair for pair in found if pair[1] < 0]
+    ordered = sorted(ranked, key=lambda pair: -abs(pair[1]))
+    return [pair for pair in ordered if pair[1] > 0], [pair for pair in ordered if pair[1] < 0]
 
 
 def head_map(calls: Sequence[CallHeads], by_call: Mapping[str, Tensor]) -> HeadValues:
-    """The map of (H,) numbers by call name."""
+    """`HeadValues` of (H,) numbers by call name."""
     return HeadValues(tuple(calls), torch.cat([by_call[call.name].detach().cpu().double() for call in calls]))
 
 
 def table_of(calls: Sequence[CallHeads], **columns: HeadValues | None) -> list[dict[str, Any]]:
-    """A line for each head, with the columns that there are."""
+    """A row for each head, with a column for each value that is not None."""
     there = {name: column.values.tolist() for name, column in columns.items() if column is not None}
     heads = HeadValues(tuple(calls), torch.empty(0)).heads
     return [{**head._asdict(), **{name: column[i] for name, column in there.items()}} for i, head in enumerate(heads)]

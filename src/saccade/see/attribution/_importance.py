@@ -1,4 +1,4 @@
-"""What the loss of a model hangs on, head by head: `head_importance`.
+"""How much a model's loss depends on each head: `head_importance`.
 
 Shape legend: T batches, or the numbers of all their losses, H query heads of a call, N heads of all calls.
 """
@@ -39,32 +39,32 @@ def head_importance(
 ) -> HeadImportance:
     """How much a model's loss depends on each of its heads.
 
-    By "gradient": the derivative of the loss by a factor g_h = 1 on the output of each head; its size is taken on each
-    batch (Michel et al., "Are Sixteen Heads Really Better than One?", 2019, equation 2; with batches of one item it is
-    theirs). One forward and one backward pass a batch for all heads. To first order, the signed derivative is the fall
-    of the loss when the head goes.
+    By "gradient": the derivative of the loss by a factor g_h = 1 on the output of each head; its absolute value is
+    averaged over batches (Michel et al., "Are Sixteen Heads Really Better than One?", 2019, equation 2, there with
+    batches of one item). One forward and one backward pass a batch for all heads. To first order, the signed derivative
+    is the fall of the loss when the head is removed.
 
         value_h = mean over batches |d loss / d g_h|          signed_h = mean over batches d loss / d g_h
 
     By "ablation": the loss without the head, less the loss with it, exactly; N + 1 forwards a batch. By "greedy": the
-    head whose ablation costs least goes, again and again, and costs are measured again each time; about
+    head whose ablation costs least is removed, again and again, and costs are measured anew each time; about
     (N^2 - M^2) / 2 forwards a batch for M heads that stay.
 
-    It covers the heads of all calls that `saccade.intervene` reaches; a module that is called several times in a
-    forward has a call for each. The model runs in evaluation mode, without dropout. Afterwards it is as it was, its
-    gradients too. Batches have equal weight, whatever their sizes.
+    All calls that `saccade.intervene` reaches are measured; a module that is called several times in a forward has a
+    call for each. The model runs in evaluation mode, without dropout. Afterwards its mode and gradients are as before.
+    Batches have equal weight, whatever their sizes.
 
     Args:
         model: any PyTorch model.
-        batches: an iterable of what `loss` takes; each is used once, for "greedy" they are held.
-        loss: `loss(model, batch)` gives a scalar tensor, or one of several numbers (T,), such as those of parts of a
-            text: their mean is the loss, and intervals are over them; "gradient" makes a backward pass for each.
-            None: the `loss` of what the model gives for the batch, which is a dict of keyword arguments (with labels),
-            a tuple of arguments, or one argument.
+        batches: an iterable of values for `loss`; each is used once, but "greedy" keeps all of them.
+        loss: `loss(model, batch)` returns a scalar tensor, or several numbers (T,), such as one for each part of a
+            text: their mean is the loss, and intervals are over them; "gradient" makes a backward pass for each. None:
+            the `loss` in the model's output for the batch, which is a dict of keyword arguments (with labels), a tuple
+            of arguments, or one argument.
         by: "gradient", "ablation" or "greedy".
         to: the output of an ablated head, as in `saccade.intervention.Ablate`: "zero"; "mean" or "resample", which need
             batches of several items.
-        keep: for "greedy": how many heads stay, or as which share of all. None is half.
+        keep: for "greedy": the number of heads that stay (int), or their share of all (float). None is half.
         progress: `progress(done, total)` is called after each forward of "ablation" and "greedy", where the total is
             known from the first batch on; for "gradient" after each backward pass, where batches have a length.
 
@@ -72,9 +72,9 @@ def head_importance(
         A number for each head, with 95 % intervals over batches, or over the numbers of `loss`, which need two of them.
 
     Raises:
-        TypeError: a model that is not a module, batches that are one dict, another kind of loss.
-        ValueError: another word, no batches, batches of one item where `to` needs several, a loss that is missing, not
-            scalar, not finite, or without a gradient at the heads; a model without attention calls that can be
+        TypeError: a model that is not a module, batches that are one dict, a loss of another type.
+        ValueError: an unknown `by`, no batches, batches of one item where `to` needs several, a loss that is missing,
+            not scalar, not finite, or without a gradient at the heads; a model without attention calls that can be
             reached.
 
     Example:
@@ -92,9 +92,9 @@ def head_importance(
     if by not in BY:
         raise ValueError(f"by must be one of {', '.join(BY)}; got {by!r}")
     if by != "greedy" and keep is not None:
-        raise ValueError(f"keep is of by='greedy'; by={by!r} measures all heads, and its result has least(keep)")
+        raise ValueError(f"keep: only for by='greedy', got by={by!r}; call least(keep) on the result instead")
     if by == "gradient" and to != "zero":
-        raise ValueError(f"to is of ablation: a gradient is that of taking the head away, got to={to!r}")
+        raise ValueError(f"to: only for ablation, got to={to!r} with by='gradient', which needs no replacement")
     work = _Work(model, loss, to, progress)
     with evaluating(model):
         if by == "gradient":
@@ -104,7 +104,7 @@ def head_importance(
 
 @dataclass
 class _Work:
-    """The model and its loss, and what was met while it ran."""
+    """The model and its loss, and the calls met while it ran."""
 
     model: nn.Module
     loss: Loss | None
@@ -115,16 +115,16 @@ class _Work:
     done: int = 0
 
     def value(self, batch: Any) -> Tensor:
-        """(T,) the numbers whose mean is the loss; one of a scalar."""
+        """(T,) the numbers whose mean is the loss; (1,) for a scalar loss."""
         if self.loss is not None:
             return _numbers(self.loss(self.model, batch))
         out = run_model(self.model, batch, "batches")
-        found = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
-        if found is None:
+        loss = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+        if loss is None:
             raise ValueError(
-                "loss: what the model gives has none; give batches with labels, or loss=function(model, batch)"
+                "loss: the model's output has none; pass batches with labels, or loss=function(model, batch)"
             )
-        return _numbers(found)
+        return _numbers(loss)
 
     def without(self, batch: Any, removed: Mapping[str, Sequence[int]]) -> Tensor:
         """(T,) the loss with heads ablated."""
@@ -133,20 +133,20 @@ class _Work:
             return self.value(batch).cpu().double()
 
     def loss_and_calls(self, batch: Any) -> Tensor:
-        """(T,) the loss as it is; the calls that there are are added to `calls`."""
-        seen = CallList(self.calls)
-        with torch.no_grad(), edited(self.model, seen) as run:
-            found = self.value(batch).cpu().double()
+        """(T,) the loss without ablation; the calls of the model are added to `calls`."""
+        listed = CallList(self.calls)
+        with torch.no_grad(), edited(self.model, listed) as run:
+            losses = self.value(batch).cpu().double()
         if not self.calls:
-            raise ValueError("loss: it ran no forward of the model that this thread could see")
-        alone = [name for name, items in seen.items.items() if items == 1]
+            raise ValueError("loss: it ran no forward of the model on this thread")
+        alone = [name for name, items in listed.items.items() if items == 1]
         if self.to == "mean" and alone:
             raise ValueError(
                 f"to='mean' is the mean over the items of a batch, and {alone[0] or 'the model'} has one item: give "
                 "batches of several, or to='zero'"
             )
         self.add_unobserved(run)
-        return found
+        return losses
 
     def add_unobserved(self, run: Intervention) -> None:
         self.unobserved.update({name: what.reason for name, what in run.unobserved.items()})
@@ -164,25 +164,25 @@ class _Work:
 def _by_gradient(work: _Work, batches: Iterable[Any]) -> HeadImportance:
     total = len(batches) if isinstance(batches, Sized) else 0
     losses: list[float] = []
-    found: list[list[dict[str, Tensor]]] = []
+    slopes: list[list[dict[str, Tensor]]] = []
     for batch in batches:
         gates = Gates()
         with torch.enable_grad(), edited(work.model, CallList(work.calls), gates) as run:
             numbers = work.value(batch).unbind()
         work.add_unobserved(run)
-        found.append([])
+        slopes.append([])
         for number in numbers:
-            found[-1].append(gradients(number, gates.gates, no_gradient("loss", "ablation"), again=len(numbers) > 1))
-            work.count_forward((total or len(found)) * len(numbers))
+            slopes[-1].append(gradients(number, gates.gates, no_gradient("loss", "ablation"), again=len(numbers) > 1))
+            work.count_forward((total or len(slopes)) * len(numbers))
         losses += [float(number.detach()) for number in numbers]
     _some(losses)
     calls = tuple(work.calls.values())
-    # a call that did not happen for a batch: nothing of its loss hung on it
+    # a call that did not happen for a batch has no effect on its loss
     absent = {call.name: torch.zeros(call.heads) for call in calls}
-    by_batch = [torch.stack([head_map(calls, {**absent, **part}).values for part in parts]) for parts in found]
+    by_batch = [torch.stack([head_map(calls, {**absent, **part}).values for part in parts]) for parts in slopes]
     signed = [None if end is None else HeadValues(calls, end) for end in _interval(torch.cat(by_batch))]
     sizes = torch.stack([parts.mean(0).abs() for parts in by_batch])
-    return _result(work, "gradient", losses, sizes, len(found), **dict(zip(SIGNED, signed, strict=True)))
+    return _result(work, "gradient", losses, sizes, len(slopes), **dict(zip(SIGNED, signed, strict=True)))
 
 
 def _by_ablation(work: _Work, batches: Iterable[Any]) -> HeadImportance:
@@ -214,12 +214,12 @@ def _greedy(work: _Work, batches: list[Any], keep: float | None) -> HeadImportan
     stay = kept_count(0.5 if keep is None else keep, len(heads))
     total = sum(range(stay + 1, len(heads) + 1)) * len(batches)
     left, gone, steps = list(range(len(heads))), list[Head](), list[Removal]()
-    # (T, N), of the last round that tried the head; NaN where none did
+    # (T, N), of the last round that tried the head; NaN if none did
     rises = torch.full((len(whole), len(heads)), math.nan, dtype=torch.float64)
     while len(left) > stay:
         tried = {at: _losses(work, batches, [*gone, heads[at]], total) for at in left}
-        for at, found in tried.items():
-            rises[:, at] = found - now
+        for at, losses in tried.items():
+            rises[:, at] = losses - now
         best = min(left, key=lambda at: float(tried[at].mean()))
         now = tried[best]
         left.remove(best)
@@ -229,7 +229,7 @@ def _greedy(work: _Work, batches: list[Any], keep: float | None) -> HeadImportan
 
 
 def _result(work: _Work, by: str, losses: Sequence[float], tensor: Tensor, batches: int, **more: Any) -> HeadImportance:
-    """Of numbers (T, N)."""
+    """The result for numbers (T, N)."""
     calls = tuple(work.calls.values())
     mean, low, high = _interval(tensor)
     return HeadImportance(
@@ -249,11 +249,11 @@ def _losses(work: _Work, batches: Sequence[Any], without: Sequence[Head], total:
     by_call: dict[str, list[int]] = {}
     for head in without:
         by_call.setdefault(head.call, []).append(head.head)
-    found = []
+    losses = []
     for batch in batches:
-        found.append(work.without(batch, by_call))
+        losses.append(work.without(batch, by_call))
         work.count_forward(total)
-    return torch.cat(found)
+    return torch.cat(losses)
 
 
 def _removal(head: Head, losses: Tensor, whole: Tensor) -> Removal:
@@ -268,7 +268,7 @@ def _removal(head: Head, losses: Tensor, whole: Tensor) -> Removal:
 
 
 def _interval(tensor: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(N,) the mean over batches of (T, N), and Student's 95 % interval of it; None of one batch."""
+    """(N,) the mean over batches of (T, N), and its 95 % interval (Student's); None for one batch."""
     mean, count = tensor.mean(0), tensor.shape[0]
     if count < 2:
         return mean, None, None

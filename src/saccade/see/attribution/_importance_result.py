@@ -1,4 +1,4 @@
-"""How much a model's loss hangs on each head, as it is read, printed and stored."""
+"""The result of `head_importance`: reading, printing, storing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Removal(NamedTuple):
     Attributes:
         head: the head that is removed.
         loss: mean over batches, without it and the heads removed before.
-        rise: how much that is above the loss of the whole model.
+        rise: that loss less the loss of the whole model.
         low, high: the 95 % interval of the rise over batches; None for one batch.
 
     Example:
@@ -43,20 +43,20 @@ class Removal(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeadImportance:
-    """How much a model's loss hangs on each head. `saccade.head_importance` makes it; printed, it is a table.
+    """How much a model's loss depends on each head. `saccade.head_importance` returns it; printed, it is a table.
 
     Attributes:
         by: "gradient", "ablation" or "greedy".
-        values: mean over batches, for each head: the size of the gate's derivative; the rise of the loss without the
-            head; for "greedy" that rise when the head was last tried, beside those that had gone.
+        values: mean over batches, for each head: the absolute derivative; the rise of the loss without the head; for
+            "greedy" that rise in the last round that tried the head.
         low, high: the 95 % interval of the mean over batches, or over all numbers of their losses (Student's);
-            None of one.
-        signed: of "gradient", the mean of the derivatives with their signs: above 0, the loss falls without the head.
+            None for a single number.
+        signed: for "gradient", the mean of the signed derivatives: above 0, the loss falls without the head.
         signed_low, signed_high: its 95 % interval.
         loss: of the whole model, mean over batches.
         batches: how many.
-        removed: of "greedy", in the order in which they went.
-        unobserved: attention that could not be reached, and why.
+        removed: for "greedy", the heads in the order in which they were removed.
+        unobserved: attention calls that could not be reached, with the reason.
 
     Example:
         >>> import torch, saccade
@@ -81,13 +81,13 @@ class HeadImportance:
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """All heads that were measured, call by call."""
+        """All measured heads, call by call."""
         return self.values.heads
 
     def ranked(self) -> list[tuple[Head, float]]:
-        """The heads with their values, the most important first; those that greedy removal took away last.
+        """The heads with their values, the most important first; heads that greedy removal removed come last.
 
-        NaN stands for heads that greedy removal did not try, as all of them stay.
+        NaN: heads that greedy removal never tried, as all of their call stay.
         """
         gone = {step.head: place for place, step in enumerate(self.removed)}
         number = dict(zip(self.heads, self.values.values.tolist(), strict=True))
@@ -95,8 +95,8 @@ class HeadImportance:
         return [(head, number[head]) for head in order]
 
     def costs(self) -> dict[str, Tensor]:
-        """(H,) of each call: what removing heads costs, to be added up. `values`; of "greedy" the place in the order,
-        since its rises are of different rounds and do not compare."""
+        """(H,) for each call: the cost of removing each head, to be added up: `values`; for "greedy" the place in the
+        order, since rises of different rounds do not compare."""
         if self.by != "greedy":
             return self.values.by_call()
         place = {head: float(number) for number, (head, _) in enumerate(reversed(self.ranked()))}
@@ -105,36 +105,36 @@ class HeadImportance:
     def least(self, keep: float = 0.5) -> dict[str, list[int]]:
         """The least important heads by call name, as `saccade.intervention.Ablate` takes them.
 
-        One head of each call stays, whatever it is worth. For `saccade.prune`, which takes heads that share keys away
-        together, `saccade.pruning.choose_heads` chooses.
+        One head of each call stays, whatever its value. For `saccade.prune`, which removes heads that share keys
+        together, use `saccade.pruning.choose_heads`.
 
         Args:
-            keep: how many heads stay, or as which share of all (a float).
+            keep: the number of heads that stay, or their share of all (a float).
 
         Raises:
-            ValueError: a share outside (0, 1], or a number of heads that there are not, or fewer than there are calls.
+            ValueError: a share outside (0, 1], a number above that of the heads, or below that of the calls.
         """
         calls = self.values.calls
         stay = kept_count(keep, len(self.heads))
         if stay < len(calls):
             raise ValueError(f"keep: {counted(stay, 'head')} for {len(calls)} calls, and one of each must stay")
         left = {call.name: call.heads for call in calls}
-        found: dict[str, list[int]] = {}
+        chosen: dict[str, list[int]] = {}
         spare = len(self.heads) - stay
         for head, _ in reversed(self.ranked()):
             if spare and left[head.call] > 1:
-                found.setdefault(head.call, []).append(head.head)
+                chosen.setdefault(head.call, []).append(head.head)
                 left[head.call] -= 1
                 spare -= 1
-        return {name: sorted(heads) for name, heads in found.items()}
+        return {name: sorted(heads) for name, heads in chosen.items()}
 
     def table(self) -> list[dict[str, Any]]:
-        """A line for each head: "call", "layer", "head", "value", and the other maps that there are."""
+        """A row for each head: "call", "layer", "head", "value", and the other values that were measured."""
         names = "low", "high", "signed", "signed_low", "signed_high"
         return table_of(self.values.calls, value=self.values, **{name: getattr(self, name) for name in names})
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """All fields as JSON values."""
         steps = [{**step._asdict(), **step.head._asdict()} for step in self.removed]
         return plain_values(
             {
@@ -151,7 +151,7 @@ class HeadImportance:
         what = {
             "gradient": "size of the derivative of the loss by a factor on each head",
             "ablation": "rise of the loss without each head",
-            "greedy": "rise of the loss without each head, when it was last tried",
+            "greedy": "rise of the loss without each head, in the last round that tried it",
         }[self.by]
         lines = [f"{what}; {counted(self.batches, 'batch', 'batches')}, loss {compact(self.loss)}"]
         lines += ["", self.values.text(), ""]
@@ -159,7 +159,7 @@ class HeadImportance:
             steps = ", ".join(f"{self.values.named(step.head)} ({compact(step.loss)})" for step in self.removed)
             lines.append(f"removed, with the loss after each: {steps}")
         else:
-            tried = [one for one in self.ranked() if not math.isnan(one[1])]
+            tried = [pair for pair in self.ranked() if not math.isnan(pair[1])]
             top = ", ".join(f"{self.values.named(head)} {self._with_interval(head, x)}" for head, x in tried[:5])
             lines.append(f"most: {top}" if top else "no head was tried: all stay")
         return "\n".join([*lines, *(f"not reached: {name}: {why}" for name, why in self.unobserved.items())])
@@ -175,7 +175,7 @@ class HeadImportance:
 
 
 def kept_count(keep: float, heads: int) -> int:
-    """How many heads stay: a number (int), or a share (float) of all."""
+    """How many heads stay, of a number (int) or a share of all (float)."""
     wrong = isinstance(keep, bool) or not isinstance(keep, (int, float)) or not math.isfinite(keep)
     if wrong or (isinstance(keep, float) and not 0 < keep <= 1) or (isinstance(keep, int) and not 0 < keep <= heads):
         raise ValueError(f"keep: expected a share in (0, 1] or a number of heads from 1 to {heads}, got {keep!r}")

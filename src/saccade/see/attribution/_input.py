@@ -1,4 +1,4 @@
-"""The models that can be attributed, and what they read: a text, or token ids.
+"""The models that can be attributed, and their input: a text, or token ids.
 
 Shape legend: L tokens with the special ones, V vocabulary.
 """
@@ -35,9 +35,9 @@ class Input:
 
     Attributes:
         ids: (1, L).
-        pieces: how each token is written.
-        words: of the text; None where token ids were given.
-        reader: encodes and writes tokens; None where the model has no tokenizer.
+        pieces: the text of each token.
+        words: of the text; None for token ids.
+        reader: encodes and decodes tokens; None where the model has no tokenizer.
         causal: whether no token sees a later one.
     """
 
@@ -49,12 +49,12 @@ class Input:
     causal: bool
 
     def written(self, token: int) -> str:
-        """A token as it is written; its number where there is no tokenizer."""
+        """The text of a token; its number where there is no tokenizer."""
         return str(token) if self.reader is None else self.reader.written(token)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Each token as it is shown, in quotes, with the word that it is part of where that has several."""
+        """Each token as it is shown, in quotes; part of a word of several tokens is shown with its word."""
         shown = [repr(piece) for piece in self.pieces]
         for word in self.words or ():
             if word.last - word.first > 1:
@@ -71,7 +71,7 @@ class Input:
         count = self.ids.shape[1]
         if isinstance(wanted, str):
             if self.words is None:
-                raise ValueError(f"{name}: words are those of a text; with token ids give a position, got {wanted!r}")
+                raise ValueError(f"{name}: with token ids only positions are allowed, not words; got {wanted!r}")
             word = self.words[find_word(self.words, wanted)[0]]
             return list(range(word.first, word.last))
         if not isinstance(wanted, int) or isinstance(wanted, bool):
@@ -82,16 +82,16 @@ class Input:
 
 
 def read_input(model: object, text: str | Tensor | Sequence[int]) -> Input:
-    """A model and what it reads.
+    """Check and combine a model and its input.
 
     Raises:
         TypeError: neither a text nor ids; a model that is not made of Saccade's blocks. ValueError: a text without
-            words or too long, another mechanism than softmax attention.
+            words or too long, a mechanism other than softmax attention.
     """
     inner = _model_of(model)
     opened = _residual_model(inner)
     if any(block.attention.config.mechanism is not None for block in opened.blocks):
-        raise ValueError("model: it reads by another mechanism than softmax attention, which has no weights to split")
+        raise ValueError("model: expected softmax attention; its mechanism has no weights to split")
     causal = isinstance(inner, TextDecoder | LanguageModel)
     if isinstance(text, str):
         reader = as_text_model(model if isinstance(model, TextModel) else inner)
@@ -110,18 +110,18 @@ def _model_of(model: Any) -> Model:
         return model
     if type(model).__module__.partition(".")[0] == "transformers":
         raise TypeError(
-            f"model: {type(model).__name__} is a module of transformers, whose blocks are written in many ways; open "
-            "its folder with saccade.models.load(folder)"
+            f"model: {type(model).__name__} is a module of transformers, whose blocks cannot be split; open its folder "
+            "with saccade.models.load(folder) instead"
         )
     raise TypeError(
-        "model: expected a language model of Saccade's own, or a text model that saccade.models.load opened, got "
+        "model: expected a language model of Saccade, or a text model opened by saccade.models.load, got "
         f"{type(model).__name__}"
     )
 
 
 def _ids(given: Any, vocabulary: int) -> Tensor:
     if not isinstance(given, Tensor):
-        if not isinstance(given, Sequence) or not all(isinstance(one, int) for one in given):
+        if not isinstance(given, Sequence) or not all(isinstance(token, int) for token in given):
             raise TypeError(f"text: expected a text, or token ids, got {type(given).__name__}")
         given = torch.tensor(given, dtype=torch.int64)
     ids = given[None] if given.ndim == 1 else given
@@ -132,7 +132,7 @@ def _ids(given: Any, vocabulary: int) -> Tensor:
 
 
 def _reader(model: Any, inner: Model) -> TextModel | None:
-    """What writes tokens; a model made in memory has no tokenizer."""
+    """What decodes tokens; None for a model made in memory, without a tokenizer."""
     if isinstance(model, TextModel):
         return model
     try:
@@ -163,30 +163,30 @@ def _residual_model(model: Model) -> ResidualModel:
             Embedding(model.tokens, _part(model, "source_places", "places"), norm=_part(model, "source_norm")),
             lambda ids, observe: model.encode(ids, observe=observe),
             None,
-            "of an encoder-decoder the encoder reads a text, and it gives no logits; `why_attends` needs none",
+            "the encoder of an encoder-decoder gives no logits; `why_attends` needs none",
         )
     if isinstance(model, TextDecoder):
         places, stack = _part(model, "places"), model.decoder
-        found = _of_decoder(model)
+        decoder_vocabulary = _of_decoder(model)
         return ResidualModel(
             model,
             stack,
             Embedding(model.tokens, places),
             lambda ids, observe: model(ids, observe=observe),
-            found,
+            decoder_vocabulary,
             _NO_HEAD,
         )
     assert isinstance(model, TextEncoder)
     places, types, norm, project = (_part(model, name) for name in ("places", "types", "norm", "project"))
     embedding = Embedding(model.tokens, places, None if types is None else types.weight[0], norm, project)
-    found = _of_encoder(model)
+    encoder_vocabulary = _of_encoder(model)
     return ResidualModel(
-        model, model.encoder, embedding, lambda ids, observe: model(ids, observe=observe), found, _NO_HEAD
+        model, model.encoder, embedding, lambda ids, observe: model(ids, observe=observe), encoder_vocabulary, _NO_HEAD
     )
 
 
 def _part(model: nn.Module, *names: str) -> Any:
-    """The module of the first of these names that a family has; None where it has none."""
+    """The module under the first of these names that the family uses; None where it uses none."""
     return next((part for part in (getattr(model, name, None) for name in names) if part is not None), None)
 
 

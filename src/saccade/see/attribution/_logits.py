@@ -1,4 +1,4 @@
-"""Direct logit attribution: what each part of a model writes towards one token's logit.
+"""Direct logit attribution: the contribution of each part of a model to one token's logit.
 
 Shape legend: L tokens with the special ones, C components, N heads of all layers, E model width, V vocabulary.
 """
@@ -25,18 +25,19 @@ class Attribution:
     """One logit, or the difference of two, as a sum over the components of the residual stream.
 
     Attributes:
-        pieces: the L tokens that the model reads, as they are written.
-        labels: the same as they are shown: "' c' of 'cat'" where a word is several tokens.
-        position: the token at whose place the logit is.
-        target, against: token ids; the logit is target's, less against's where that is not None.
-        target_text, against_text: how these are written.
+        pieces: the texts of the L tokens that the model reads.
+        labels: the same as they are shown: "' c' of 'cat'" for a part of a word.
+        position: the column after which the target comes.
+        target, against: token ids; the logit is target's, less against's if that is not None.
+        target_text, against_text: their texts.
         probability: of the target at that place.
-        components: what writes into the stream: the embedding's parts, heads, feed-forward layers, "biases" last.
+        components: everything that writes into the stream: parts of the embedding, heads, feed-forward layers, "biases"
+            last.
         contributions: (C,) float64.
-        sources: (N, L) float64, what each head's contribution comes from, token by token: w_ij v_j through the head's
+        sources: (N, L) float64, each head's contribution split over the tokens it reads: w_ij v_j through the head's
             output matrix. A row sums to the head's contribution. Its heads are those of `heads`.
-        logit: the model's own, as it computes it.
-        fixed: what is held at its value in this run, since the logit is not linear in it.
+        logit: as the model computes it.
+        fixed: factors held at their values in this run, since the logit is not linear in them.
 
     Example:
         >>> import saccade
@@ -71,13 +72,13 @@ class Attribution:
 
     @property
     def remainder(self) -> float:
-        """What of the model's own logit the sum leaves: rounding."""
+        """The model's own logit less the sum: rounding."""
         return self.logit - self.total
 
     @property
     def heads(self) -> tuple[Component, ...]:
         """The N heads, layer after layer."""
-        return tuple(one for one in self.components if one.kind == "head")
+        return tuple(component for component in self.components if component.kind == "head")
 
     def of(self, kind: str, layer: int | None = None, head: int | None = None) -> float:
         """The contribution of one component, as `Component` names it. KeyError where there is none."""
@@ -89,25 +90,28 @@ class Attribution:
     def head_map(self) -> Tensor:
         """(layers, most heads of a layer) float64, the contribution of each head; NaN where a layer has fewer."""
         heads = self.heads
-        shape = 1 + max(one.layer or 0 for one in heads), 1 + max(one.head or 0 for one in heads)
-        found = torch.full(shape, torch.nan, dtype=torch.float64)
-        for one, value in zip(self.components, self.contributions, strict=True):
-            if one.kind == "head":
-                found[one.layer, one.head] = value
-        return found
+        shape = (
+            1 + max(component.layer or 0 for component in heads),
+            1 + max(component.head or 0 for component in heads),
+        )
+        grid = torch.full(shape, torch.nan, dtype=torch.float64)
+        for component, value in zip(self.components, self.contributions, strict=True):
+            if component.kind == "head":
+                grid[component.layer, component.head] = value
+        return grid
 
     def top(self, count: int = 10) -> list[tuple[Component, float]]:
-        """The components of the largest contributions, up or down."""
+        """The components with the largest absolute contributions."""
         order = self.contributions.abs().argsort(descending=True, stable=True)[:count].tolist()
         return [(self.components[i], float(self.contributions[i])) for i in order]
 
     def top_sources(self, layer: int, head: int, count: int = 3) -> list[tuple[int, float]]:
-        """The tokens (by column) from which a head takes most of what it contributes, up or down."""
+        """The tokens (columns) with the largest absolute shares of a head's contribution."""
         row = self.sources[self.heads.index(Component("head", layer, head))]
         return [(j, float(row[j])) for j in row.abs().argsort(descending=True, stable=True)[:count].tolist()]
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """All fields as JSON values."""
         return plain_values(
             {
                 "pieces": self.pieces,
@@ -116,12 +120,12 @@ class Attribution:
                 "target": {"id": self.target, "text": self.target_text, "probability": self.probability},
                 "against": None if self.against is None else {"id": self.against, "text": self.against_text},
                 "components": [
-                    {**one._asdict(), "name": str(one), "contribution": float(value)}
-                    for one, value in zip(self.components, self.contributions, strict=True)
+                    {**component._asdict(), "name": str(component), "contribution": float(value)}
+                    for component, value in zip(self.components, self.contributions, strict=True)
                 ],
                 "sources": [
-                    {"layer": one.layer, "head": one.head, "contributions": row}
-                    for one, row in zip(self.heads, self.sources, strict=True)
+                    {"layer": component.layer, "head": component.head, "contributions": row}
+                    for component, row in zip(self.heads, self.sources, strict=True)
                 ],
                 "sum": self.total,
                 "logit": self.logit,
@@ -135,7 +139,7 @@ class Attribution:
 
     def __str__(self) -> str:
         top = self.top()
-        rows = [[str(one), signed(value), self._from(one)] for one, value in top]
+        rows = [[str(component), signed(value), self._from(component)] for component, value in top]
         rest = len(self.components) - len(top)
         if rest:
             rows.append([f"{rest} more", signed(self.total - sum(value for _, value in top)), ""])
@@ -157,8 +161,8 @@ class Attribution:
         if component.kind != "head":
             return ""
         assert component.layer is not None and component.head is not None
-        told = self.top_sources(component.layer, component.head, 2)
-        return "from " + ", ".join(f"{self.labels[j]} {signed(value)}" for j, value in told)
+        largest = self.top_sources(component.layer, component.head, 2)
+        return "from " + ", ".join(f"{self.labels[j]} {signed(value)}" for j, value in largest)
 
 
 def attributed(
@@ -169,15 +173,15 @@ def attributed(
     if vocabulary is None:
         raise ValueError(f"model: {given.model.no_logits}")
     row = _default_place(given) if position is None else given.place("position", position)
-    seen = record(given.model, given.ids, (row,), sources=True)
+    recorded = record(given.model, given.ids, (row,), sources=True)
     stack = given.model.stack
     with torch.no_grad():
         # As the model does it, in its dtype.
-        last = seen.gave[stack].to(vocabulary.weight)
+        last = recorded.gave[stack].to(vocabulary.weight)
         logits = exact(vocabulary.logits(last)[0])
     chosen = int(logits.argmax()) if target is None else _token(given, "target", target, len(logits))
     other = None if against is None else _token(given, "against", against, len(logits))
-    found, sources = _split(given, seen, vocabulary, chosen, other)
+    contributions, sources = _split(given, recorded, vocabulary, chosen, other)
     return Attribution(
         pieces=given.pieces,
         labels=given.labels,
@@ -187,8 +191,8 @@ def attributed(
         target_text=given.written(chosen),
         against_text=None if other is None else given.written(other),
         probability=float(logits.softmax(0)[chosen]),
-        components=tuple(found),
-        contributions=torch.stack(list(found.values())),
+        components=tuple(contributions),
+        contributions=torch.stack(list(contributions.values())),
         sources=sources,
         logit=float(logits[chosen] - (0.0 if other is None else logits[other])),
         fixed=_fixed(given, vocabulary),
@@ -205,16 +209,16 @@ def _split(
     steps += vocabulary.steps(record.gave[model.stack][0])
     sign = torch.tensor([1.0, -1.0], dtype=torch.float64)[: len(rows)]
     readout = (sign @ exact(vocabulary.weight[rows]))[None]
-    found = {one: share[0] for one, share in shares(steps, readout).items()}
+    contributions = {component: share[0] for component, share in shares(steps, readout).items()}
     if vocabulary.bias is not None:
-        found[BIASES] = found[BIASES] + sign @ exact(vocabulary.bias.flatten()[rows])
+        contributions[BIASES] = contributions[BIASES] + sign @ exact(vocabulary.bias.flatten()[rows])
     sources = {}
     for step, here in pulled_back(steps, readout):
         if isinstance(step, Writes) and step.components[0].kind == "head":
             layer = step.components[0].layer
             assert layer is not None
             sources[layer] = source_shares(model.blocks[layer].attention, layer, record, here)
-    return found, torch.cat([sources[layer] for layer in sorted(sources)])
+    return contributions, torch.cat([sources[layer] for layer in sorted(sources)])
 
 
 def _default_place(given: Input) -> int:
@@ -229,14 +233,14 @@ def _default_place(given: Input) -> int:
 
 
 def _token(given: Input, name: str, wanted: int | str, vocabulary: int) -> int:
-    """A token's id."""
+    """The id of a token."""
     if isinstance(wanted, str):
         if given.reader is None:
-            raise ValueError(f"{name}: the model has no tokenizer; give the id of a token, got {wanted!r}")
+            raise ValueError(f"{name}: the model has no tokenizer; pass the id of a token, got {wanted!r}")
         ids = given.reader.encode(wanted).ids
         if len(ids) != 1:
-            told = ", ".join(repr(given.written(token)) for token in ids)
-            raise ValueError(f"{name}: expected one token, and {wanted!r} is {len(ids)}: {told}")
+            written = ", ".join(repr(given.written(token)) for token in ids)
+            raise ValueError(f"{name}: expected one token, and {wanted!r} is {len(ids)}: {written}")
         return ids[0]
     if not isinstance(wanted, int) or isinstance(wanted, bool):
         raise TypeError(f"{name}: expected the id or the text of a token, got {wanted!r}")

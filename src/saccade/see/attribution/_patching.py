@@ -1,6 +1,6 @@
-"""Which heads carry what differs between two inputs: `patching`.
+"""Which heads carry the difference between two inputs: `patching`.
 
-    exact:       run the one input with one head's output from the other, and measure again
+    exact:       run one input with one head's output from the other, and measure again
     gradient:    d metric ~ sum over items, rows, width of (source out - base out) * d metric / d out, at the base run
 
 Shape legend: B batch, H query heads of a call, L rows, D width, N heads of all calls.
@@ -46,44 +46,44 @@ def patching(
     through: Through | Sequence[Through] | None = None,
     progress: Progress | None = None,
 ) -> Patching:
-    """Which heads carry the difference between two inputs, by activation patching over all of them.
+    """Which heads carry the difference between two inputs: activation patching of each head.
 
     "exact" (Vig et al. 2020; Meng et al. 2022): the model runs on the corrupted input, once for each head, with the
     output of that head in the clean run. "gradient" (attribution patching: Nanda 2023; Syed et al. 2023): the same to
-    first order, for all heads in one forward and one backward pass. The result says how well they agree.
+    first order, for all heads in one forward and one backward pass. The result's `agreement` compares both.
 
         effect = (metric of the patched run - metric of its base) / (metric of the other - metric of the base)
 
     So 0 is the corrupted input's metric and 1 the clean one's. With `direction="noising"` heads of the clean run get
-    the corrupted run's outputs, and 0 is clean, 1 is corrupted.
+    the corrupted run's outputs: 0 is clean, 1 is corrupted.
 
-    With `through`, path patching (Wang et al. 2023, section 3.1; Goldowsky-Dill et al. 2023): only what reaches the
-    metric by way of the receivers' queries, keys or values counts. The base runs with the one head patched and the
-    outputs of all other heads before the last receiver held as they are in the base; feed-forward layers and norms
-    compute with what they get. The receivers' queries, keys or values of that run are put into another run of the base,
-    in which everything else is computed. By gradient: two forward and two backward passes for all heads, in which
-    the receivers' change is also taken to first order (edge attribution patching).
+    With `through`, path patching (Wang et al. 2023, section 3.1; Goldowsky-Dill et al. 2023): only the effect by way of
+    the receivers' queries, keys or values counts. First, the base runs with the one head patched and the outputs of all
+    other heads before the last receiver held at their base values; feed-forward layers and norms are recomputed. Then
+    the receivers' queries, keys or values of that run are put into another run of the base, in which everything else is
+    recomputed. By gradient: two forward and two backward passes for all heads, in which the receivers' change is also
+    taken to first order (edge attribution patching).
 
     Args:
         model: any PyTorch model. It is run in evaluation mode.
-        clean: what the model takes: a dict of keyword arguments, a tuple of arguments, one argument, or a function of
-            the model that runs one forward of it and gives the output.
-        corrupted: the same, of the same batch, and the same number of tokens unless there are `positions`.
-        metric: `metric(output)` gives a scalar; a tensor with its graph for "gradient".
+        clean: the model's input: a dict of keyword arguments, a tuple of arguments, one argument, or a function of the
+            model that runs one forward and returns the output.
+        corrupted: the same, with the same batch size, and the same number of tokens unless `positions` are given.
+        metric: `metric(output)` returns a scalar; for "gradient" a tensor with its graph.
         by: "exact", "gradient", or both.
-        what: what of a head is patched: "output", "query", "key", "value", or, exactly only, "weights".
+        what: the tensor of a head that is patched: "output", "query", "key", "value", or, only exactly, "weights".
         direction: "denoising" or "noising".
-        positions: token positions that are patched, from 0; with them lengths may differ, and the same number means the
-            same place in both. None: all.
+        positions: token positions that are patched, from 0; with them lengths may differ, and a number means the same
+            place in both. None: all.
         heads: which heads are patched exactly, by layers as in `saccade.intervene`, None for all of a call. None: all.
-        through: (layers, heads, "query" | "key" | "value"), or several; the layers of each fit one call. Heads that do
-            not come before the last receiver are not measured.
+        through: (layers, heads, "query" | "key" | "value"), or several; the layers of each match one call. Heads after
+            the last receiver are not measured.
         progress: `progress(done, total)` is called after each patched head.
 
     Raises:
-        TypeError: a model that is not a module, text that is not tokenized, a metric of another kind.
-        ValueError: another word; inputs of different batches or lengths, or equal in the metric; a metric that is not
-            scalar, not finite, or without gradient; layers or heads that do not exist; a model without attention
+        TypeError: a model that is not a module, text that is not tokenized, a metric of another type.
+        ValueError: an unknown word; inputs of different batches or lengths, or equal in the metric; a metric that is
+            not scalar, not finite, or without gradient; layers or heads that do not exist; a model without attention
             calls that can be reached.
 
     Example:
@@ -107,12 +107,12 @@ def patching(
         runs = PatchRuns(model, metric, ends[base], ends[source], what, places)
         _check_alike(runs)
         receivers = _receivers(runs, through)
-        found: dict[str, Mapping[str, Tensor]] = {}
+        changes: dict[str, Mapping[str, Tensor]] = {}
         if "exact" in ways:
-            found["exact"] = _exact(runs, receivers, _chosen(runs, receivers, heads), progress)
+            changes["exact"] = _exact(runs, receivers, _chosen(runs, receivers, heads), progress)
         if "gradient" in ways:
-            found["gradient"] = path_first_order(runs, receivers) if receivers else first_order(runs)
-    maps = {way: _effects(runs, changes) for way, changes in found.items()}
+            changes["gradient"] = path_first_order(runs, receivers) if receivers else first_order(runs)
+    maps = {way: _effects(runs, change) for way, change in changes.items()}
     return Patching(
         exact=maps.get("exact"),
         gradient=maps.get("gradient"),
@@ -135,16 +135,16 @@ def _check_words(ways: tuple[str, ...], what: str, direction: str, is_path: bool
     if direction not in DIRECTIONS:
         raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}; got {direction!r}")
     if what == "weights" and "gradient" in ways:
-        raise ValueError("by: weights are patched exactly only; give by='exact'")
+        raise ValueError("by: weights can only be patched exactly; pass by='exact'")
     if is_path and what != "output":
-        raise ValueError(f"what: through= follows the output of heads, got what={what!r}")
+        raise ValueError(f"what: through= needs what='output', got what={what!r}")
 
 
 def _check_alike(runs: PatchRuns) -> None:
     """ValueError where one run cannot be patched from the other."""
     base, source = runs.base, runs.source
     if base.calls != source.calls:
-        raise ValueError("clean and corrupted: the model makes other attention calls for the one than for the other")
+        raise ValueError("clean and corrupted: the model makes different attention calls for the two inputs")
     for call in runs.calls:
         own, other = base.seen.kept[call.name], source.seen.kept[call.name]
         if own.query.shape[0] != other.query.shape[0]:
@@ -152,53 +152,53 @@ def _check_alike(runs: PatchRuns) -> None:
                 f"clean and corrupted: expected the same batch, got {source.name} {other.query.shape[0]} and "
                 f"{base.name} {own.query.shape[0]} items in {call.name or 'the model'}"
             )
-        lengths = [(one.query.shape[2], one.key.shape[2]) for one in (other, own)]
+        lengths = [(call.query.shape[2], call.key.shape[2]) for call in (other, own)]
         if runs.positions is None and lengths[0] != lengths[1]:
             raise ValueError(
                 f"clean and corrupted: expected as many tokens, got {source.name} {lengths[0][0]} and {base.name} "
                 f"{lengths[1][0]} in {call.name or 'the model'} (keys: {lengths[0][1]} and {lengths[1][1]}); texts of "
-                "other tokens are patched by positions=[...], where the same number must mean the same place in both"
+                "different lengths need positions=[...], where a number means the same place in both"
             )
     if base.metric == source.metric:
-        raise ValueError(f"metric: it is {base.metric:g} for clean and corrupted alike; there is nothing to explain")
+        raise ValueError(f"metric: it is {base.metric:g} for both clean and corrupted; there is nothing to explain")
 
 
 def _receivers(runs: PatchRuns, through: Through | Sequence[Through] | None) -> tuple[Receiver, ...]:
     if not through:
         return ()
-    found: dict[tuple[str, str], tuple[int, ...]] = {}
+    heads_by_call: dict[tuple[str, str], tuple[int, ...]] = {}
     if not isinstance(through, Sequence) or isinstance(through, str):
         raise ValueError(f"through: expected (layers, heads, 'query' | 'key' | 'value'), got {through!r}")
-    for given in [through] if isinstance(through[0], (int, str)) else through:
-        if not isinstance(given, tuple) or len(given) != 3 or given[2] not in KINDS:
-            raise ValueError(f"through: expected (layers, heads, 'query' | 'key' | 'value'), got {given!r}")
-        calls = _calls(runs, given[0], "through")
+    for receiver in [through] if isinstance(through[0], (int, str)) else through:
+        if not isinstance(receiver, tuple) or len(receiver) != 3 or receiver[2] not in KINDS:
+            raise ValueError(f"through: expected (layers, heads, 'query' | 'key' | 'value'), got {receiver!r}")
+        calls = _calls(runs, receiver[0], "through")
         if len(calls) != 1:
             names = ", ".join(call.name for call in calls)
-            raise ValueError(f"through: {given[0]!r} fits {len(calls)} calls: {names}; name one of them")
-        key = calls[0].name, given[2]
-        heads = found.get(key, ()) + _heads(calls[0], given[1], "through")
-        found[key] = tuple(dict.fromkeys(heads))
-    receivers = tuple(Receiver(call, heads, what) for (call, what), heads in found.items())
+            raise ValueError(f"through: {receiver[0]!r} fits {len(calls)} calls: {names}; name one of them")
+        key = calls[0].name, receiver[2]
+        heads = heads_by_call.get(key, ()) + _heads(calls[0], receiver[1], "through")
+        heads_by_call[key] = tuple(dict.fromkeys(heads))
+    receivers = tuple(Receiver(call, heads, what) for (call, what), heads in heads_by_call.items())
     if not senders(runs, receivers):
         raise ValueError("through: no attention call comes before the receivers")
     return receivers
 
 
 def _calls(runs: PatchRuns, layers: Layers, name: str) -> list[CallHeads]:
-    """The calls that are meant; one of exactly that name before those of its module."""
+    """The calls that match `layers`; a call of exactly that name before those of its module."""
     by_name = {call.name: call for call in runs.calls}
     if isinstance(layers, str) and layers in by_name:
         return [by_name[layers]]
-    found = [by_name[site.name] for site in runs.base.seen.calls if fits(site, layers)]
-    if not found:
-        raise ValueError(f"{name}: no attention call fits {layers!r}. Calls there are: {', '.join(by_name)}")
-    return found
+    matches = [by_name[site.name] for site in runs.base.seen.calls if fits(site, layers)]
+    if not matches:
+        raise ValueError(f"{name}: no attention call matches {layers!r}; there are {', '.join(by_name)}")
+    return matches
 
 
 def _heads(call: CallHeads, given: Heads, name: str) -> tuple[int, ...]:
-    found = indices(given, name)
-    chosen = tuple(range(call.heads)) if found is None else found
+    numbers = indices(given, name)
+    chosen = tuple(range(call.heads)) if numbers is None else numbers
     beyond = [head for head in chosen if head >= call.heads]
     if beyond or not chosen:
         there = f"{call.name or 'the model'} has query heads 0 to {call.heads - 1}"
@@ -209,7 +209,7 @@ def _heads(call: CallHeads, given: Heads, name: str) -> tuple[int, ...]:
 def _chosen(
     runs: PatchRuns, receivers: Sequence[Receiver], heads: Mapping[Layers, Heads] | None
 ) -> list[tuple[str, int]]:
-    """The heads that are patched, by call name."""
+    """(call name, head) of each head to patch."""
     before = set(senders(runs, receivers))
     given: Mapping[Layers, Heads] = {"*": None} if heads is None else heads
     chosen = {
@@ -227,17 +227,17 @@ def _chosen(
 def _exact(
     runs: PatchRuns, receivers: Sequence[Receiver], chosen: Sequence[tuple[str, int]], progress: Progress | None
 ) -> dict[str, Tensor]:
-    """(H,) by call: what the metric changes by, NaN for heads that were not patched."""
-    found = {call.name: torch.full((call.heads,), math.nan, dtype=torch.float64) for call in runs.calls}
+    """(H,) by call: the change of the metric, NaN for heads that were not patched."""
+    changes = {call.name: torch.full((call.heads,), math.nan, dtype=torch.float64) for call in runs.calls}
     for done, (call, head) in enumerate(chosen, 1):
-        found[call][head] = path_change(runs, receivers, call, head) if receivers else exact_change(runs, call, head)
+        changes[call][head] = path_change(runs, receivers, call, head) if receivers else exact_change(runs, call, head)
         if progress is not None:
             progress(done, len(chosen))
-    return found
+    return changes
 
 
 def _effects(runs: PatchRuns, changes: Mapping[str, Tensor]) -> HeadValues:
-    """Changes of the metric as shares of what the two runs differ by."""
+    """Changes of the metric as shares of the difference between the two runs."""
     missing = {call.name: torch.full((call.heads,), math.nan) for call in runs.calls}
-    found = head_map(runs.calls, {**missing, **changes})
-    return HeadValues(found.calls, found.values / (runs.source.metric - runs.base.metric))
+    values = head_map(runs.calls, {**missing, **changes})
+    return HeadValues(values.calls, values.values / (runs.source.metric - runs.base.metric))

@@ -1,4 +1,4 @@
-"""Which heads carry what differs between two inputs, as it is read, printed and stored."""
+"""The result of `patching`: reading, printing, storing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Agreement(NamedTuple):
     Attributes:
         pearson: correlation of the effects. spearman: of their ranks. NaN where all heads have the same effect.
         top: how many heads count as the top ones: a quarter of all, at most 10.
-        common: how many of the top ones, by the size of their effect, both name.
+        common: how many of the top heads, by absolute effect, are the same.
 
     Example:
         >>> from saccade.attribution import Agreement
@@ -63,11 +63,11 @@ class Patching:
     An effect of 0 leaves the metric of the base run (corrupted, with "noising" clean), 1 gives that of the other.
 
     Attributes:
-        exact, gradient: effects, each measured as its name says; None where it was not asked for. NaN: not measured.
+        exact, gradient: effects by each way; None where it was not requested. NaN: not measured.
         clean, corrupted: the metric of the two inputs.
-        what, direction, positions: as asked for.
+        what, direction, positions: the arguments.
         through: the receivers of path patching, by call name.
-        unobserved: attention that could not be reached, and why.
+        unobserved: attention calls that could not be reached, with the reason.
 
     Example:
         >>> import torch, saccade
@@ -90,26 +90,26 @@ class Patching:
 
     @property
     def effects(self) -> HeadValues:
-        """The exact ones where they were measured, otherwise those by gradient."""
-        found = self.gradient if self.exact is None else self.exact
-        assert found is not None
-        return found
+        """The exact effects if they were measured, otherwise those by gradient."""
+        effects = self.gradient if self.exact is None else self.exact
+        assert effects is not None
+        return effects
 
     @property
     def agreement(self) -> Agreement | None:
-        """Of both ways; None with one of them."""
+        """Of the exact effects and those by gradient; None if only one was measured."""
         if self.exact is None or self.gradient is None:
             return None
         both = ~(self.exact.values.isnan() | self.gradient.values.isnan())
         return _agreement(self.exact.values[both], self.gradient.values[both])
 
     def metrics(self, by: str = "exact") -> HeadValues:
-        """What the metric is with each head patched, in its own units. ValueError where `by` was not measured."""
-        found = {"exact": self.exact, "gradient": self.gradient}.get(by)
-        if found is None:
-            raise ValueError(f"by: expected what was measured, got {by!r}")
+        """The metric with each head patched, in its own units. ValueError if `by` was not measured."""
+        effects = {"exact": self.exact, "gradient": self.gradient}.get(by)
+        if effects is None:
+            raise ValueError(f"by: it was not measured, got {by!r}")
         base, other = self._ends
-        return HeadValues(found.calls, base + found.values * (other - base))
+        return HeadValues(effects.calls, base + effects.values * (other - base))
 
     @property
     def _ends(self) -> tuple[float, float]:
@@ -117,22 +117,22 @@ class Patching:
         return ends if self.direction == "denoising" else ends[::-1]
 
     def ranked(self) -> list[tuple[Head, float]]:
-        """The heads that were measured with their `effects`, the largest first, up or down."""
+        """The measured heads with their `effects`, the largest absolute value first."""
         return self.effects.ranked()
 
     def table(self) -> list[dict[str, Any]]:
-        """A line for each head: "call", "layer", "head", and "exact", "gradient" where there are such."""
+        """A row for each head: "call", "layer", "head", and "exact" and "gradient" if they were measured."""
         return table_of(self.effects.calls, exact=self.exact, gradient=self.gradient)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """All fields as JSON values."""
         agreement = self.agreement
         return plain_values(
             {
                 "what": self.what,
                 "direction": self.direction,
                 "positions": self.positions,
-                "through": [one._asdict() for one in self.through],
+                "through": [receiver._asdict() for receiver in self.through],
                 "metric": {"clean": self.clean, "corrupted": self.corrupted},
                 "heads": self.table(),
                 "agreement": None if agreement is None else agreement._asdict(),
@@ -146,7 +146,7 @@ class Patching:
         lines = [
             f"{self.what} of each head of the {base} run from the {other} one, {by}: "
             f"0 is {base} ({compact(self._ends[0])}), 1 is {other} ({compact(self._ends[1])})",
-            *(f"only through {one}" for one in self.through),
+            *(f"only through {receiver}" for receiver in self.through),
             "",
             self.effects.text(),
             "",
@@ -170,7 +170,7 @@ class Patching:
 
 def _agreement(exact: Tensor, gradient: Tensor) -> Agreement:
     top = min(TOP, math.ceil(len(exact) / 4))
-    most = [set(one.abs().argsort(descending=True, stable=True)[:top].tolist()) for one in (exact, gradient)]
+    most = [set(effects.abs().argsort(descending=True, stable=True)[:top].tolist()) for effects in (exact, gradient)]
     return Agreement(_pearson(exact, gradient), _pearson(_ranks(exact), _ranks(gradient)), top, len(most[0] & most[1]))
 
 

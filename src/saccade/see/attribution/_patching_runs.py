@@ -1,4 +1,4 @@
-"""The two runs that patching compares, and one head after the other taken from the one into the other.
+"""The two runs that patching compares, and runs with one head's tensor taken from the other run.
 
 Shape legend: B batch, H query heads of a call, L rows, D width.
 """
@@ -24,7 +24,7 @@ NO_GRADIENT = no_gradient("metric", "exact")
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """One input through the model: its metric, and what every call of it had."""
+    """A run of the model on one input: its metric, and the tensors of every call."""
 
     inputs: Any
     name: str
@@ -39,20 +39,20 @@ class WatchedRun:
 
 
 def watched(model: nn.Module, inputs: Any, metric: Metric, name: str) -> WatchedRun:
-    """ValueError where the model ran more than once, or nothing of it could be seen."""
-    with watch(model, keep=True, alarms=False) as seen:
+    """Run the model on `inputs`. ValueError if it ran more than once, or no call could be observed."""
+    with watch(model, keep=True, alarms=False) as observed:
         out = run_model(model, inputs, name)
-    if len(seen.kept) < max(1, len(seen.calls)):
-        lost = "; ".join(f"{call}: {what.reason}" for call, what in seen.unobserved.items())
+    if len(observed.kept) < max(1, len(observed.calls)):
+        lost = "; ".join(f"{call}: {what.reason}" for call, what in observed.unobserved.items())
         raise ValueError(f"model: it has no attention calls that can be patched{': ' if lost else ''}{lost}")
-    if seen.steps != 1:
-        raise ValueError(f"{name}: expected one forward of the model, and there were {seen.steps}")
-    return WatchedRun(inputs, name, float(scalar(metric(out), "metric")), seen)
+    if observed.steps != 1:
+        raise ValueError(f"{name}: expected one forward of the model, got {observed.steps}")
+    return WatchedRun(inputs, name, float(scalar(metric(out), "metric")), observed)
 
 
 @dataclass(frozen=True)
 class PatchRuns:
-    """The model, the run that is changed (`base`) and the one from which something is put into it (`source`)."""
+    """The model, the run that is patched (`base`) and the run that the patches come from (`source`)."""
 
     model: nn.Module
     metric: Metric
@@ -66,39 +66,39 @@ class PatchRuns:
         return self.base.calls
 
     def value(self, *edits: Edit | Mapping[str, Edit]) -> Tensor:
-        """The metric of the base input, with edits."""
+        """The metric of the base input under these edits."""
         with edited(self.model, *edits):
             return scalar(self.metric(run_model(self.model, self.base.inputs, self.base.name)), "metric")
 
     def patch(self, call: str, head: int) -> dict[str, Edit]:
-        """One head from the source."""
+        """The edit that patches one head from the source."""
         return {call: Patch([head], self.source.seen, self.what, self.positions)}
 
     def change_by_head(self, call: str, gradient: Tensor) -> Tensor:
-        """(H,) what the metric changes by to first order, of its gradient (B, H, L, D) by what is patched."""
+        """(H,) first-order changes of the metric, from its gradient (B, H, L, D) by the patched tensor."""
         heads = gradient.shape[1]
         own, other = (_kept(run.seen.kept[call], self.what, heads) for run in (self.base, self.source))
         if self.positions is not None:
             places = torch.tensor(self.positions, device=gradient.device)
-            own, other, gradient = (one.index_select(2, places) for one in (own, other, gradient))
+            own, other, gradient = (tensor.index_select(2, places) for tensor in (own, other, gradient))
         wide = torch.promote_types(gradient.dtype, torch.float32)
         return ((other - own).to(wide) * gradient.to(wide)).sum((0, 2, 3))
 
 
 def _kept(call: KeptCall, what: str, heads: int) -> Tensor:
-    found: Tensor | None = call.out if what == "output" else getattr(call, what)
-    assert found is not None
-    return by_query_head(found, heads)
+    tensor: Tensor | None = call.out if what == "output" else getattr(call, what)
+    assert tensor is not None
+    return by_query_head(tensor, heads)
 
 
 def exact_change(runs: PatchRuns, call: str, head: int) -> float:
-    """What the metric changes by when the head is patched."""
+    """Change of the metric when the head is patched."""
     return float(runs.value(runs.patch(call, head))) - runs.base.metric
 
 
 def first_order(runs: PatchRuns) -> Mapping[str, Tensor]:
-    """(H,) by call: what the metric changes by when a head is patched, to first order, in one backward pass."""
+    """(H,) by call: first-order change of the metric when a head is patched, from one backward pass."""
     probe = GradientProbe(runs.what)
     with torch.enable_grad():
-        found = gradients(runs.value(probe), probe.zeros, NO_GRADIENT)
-    return {name: runs.change_by_head(name, gradient) for name, gradient in found.items()}
+        slopes = gradients(runs.value(probe), probe.zeros, NO_GRADIENT)
+    return {name: runs.change_by_head(name, gradient) for name, gradient in slopes.items()}

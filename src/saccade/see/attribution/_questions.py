@@ -1,4 +1,4 @@
-"""The two questions, without what answers them: `from saccade import *` needs no tokenizers.
+"""`attribute` and `why_attends` without their implementation: `from saccade import *` needs no tokenizers.
 
 Shape legend: L tokens with the special ones, C components, E model width.
 """
@@ -23,33 +23,33 @@ def attribute(
     against: int | str | None = None,
     position: int | str | None = None,
 ) -> Attribution:
-    """What each head, feed-forward layer and embedding adds to the logit of one token: direct logit attribution.
+    """The contribution of each head, feed-forward layer and embedding to one token's logit: direct logit attribution.
 
-    The logit is a sum over all that is written into the residual stream, each read by the last norm and the output
+    The logit is a sum over everything written into the residual stream, each part read by the last norm and the output
     matrix: `logit_t = sum_c u_t . J x_c`, with J the norms on the way. A norm divides by the scale of the whole stream;
-    that scale is held at its value in this run, which makes the norm linear and the sum exact. So numbers say what was
-    written and read directly. They do not say how the logit changes when a head is taken away: then scales, later heads
-    and later layers change as well; `saccade.intervene` measures that. Where norms stand after each sum (BERT), every
-    component passes through all later ones, each with its own scale fixed. In the head of a masked language model the
-    factor `f(z) / z` of its activation is held fixed, too. The output of a head is split over the tokens it reads, with
-    its weights and its gate as they are. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+    that scale is held at its value in this run, which makes the norm linear and the sum exact. So contributions are
+    direct: they do not say how the logit changes when a head is removed, since then scales, later heads and later
+    layers change as well; `saccade.intervene` measures that. Where norms stand after each sum (BERT), every component
+    passes through all later norms, each with its scale fixed. In the head of a masked language model the factor
+    `f(z) / z` of its activation is also held fixed. The output of a head is split over the tokens it reads, with its
+    weights and its gate held fixed. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
 
-    A head's output bias belongs to no head, and norms and embeddings add constants as well: all of these are one
+    The bias of the attention output and the constants of norms and embeddings belong to no head: they are one
     component, "biases". The bias of a feed-forward layer is part of that layer.
 
     Probabilities depend only on differences of logits, so `against` another token often says more.
 
-    Memory: weights of one row and the values of all layers, as large as a cache of keys and values; of the stream only
-    one row (C x E numbers).
+    Memory: weights of one row and the values of all layers, as large as a key-value cache; one row of the stream
+    (C x E numbers).
 
     Args:
-        model: a language model of Saccade's own, a text model of `saccade.models.load`, or what `inspection.open_model`
-            opened.
+        model: a language model of Saccade, a text model of `saccade.models.load`, or the result of
+            `inspection.open_model`.
         text: a text, or the ids of all tokens that the model reads, (L,) or (1, L).
         target: a token's id, or its text, blanks included; None is the most probable one.
         against: another token, whose logit is subtracted.
-        position: the token after which the target comes, a column (negative ones count from the end) or a word of the
-            text (`word`, or `word:2` for its second occurrence; its last token counts); None is the last one, or in a
+        position: the token after which the target comes: a column (negative ones count from the end) or a word of the
+            text (`word`, or `word:2` for its second occurrence; its last token counts). None: the last one, or in a
             masked language model the only mask.
 
     Raises:
@@ -79,17 +79,16 @@ def why_attends(
     head: tuple[int, int] | None = None,
     against: int | str | None = None,
 ) -> WhyAttends:
-    """Why a head attends: which earlier components wrote the part of the query and of the key that makes the logit.
+    """Why a head attends: which earlier components wrote the parts of the query and of the key that make the logit.
 
     A query is a linear map of the normed residual stream, and so is a key. With the scales of norms fixed at their
     values in this run, `scale q_i . k_j` is a sum over pairs of components, one that wrote into token i and one that
     wrote into token j: the query-key circuit and its composition with earlier heads (Elhage et al., "A Mathematical
-    Framework for Transformer Circuits", 2021). Norms of queries and keys have their scales fixed as well; rotary
-    positions are linear and turn every component. A bias of positions and a softcap are terms of their own.
+    Framework for Transformer Circuits", 2021). The scales of query and key norms are fixed as well; rotary positions
+    are linear and rotate every component. A position bias and a softcap are separate terms.
 
     A weight depends on differences between the logits of one row: a part that all keys share changes no weight. So
-    `against` another key, "why this one rather than that one", often says more; the difference is
-    log(weight / weight there).
+    `against` another key often says more; the difference is log(weight / weight there).
 
     Memory: two rows of the stream, or three (each C x E numbers), and one layer's queries and keys.
 
@@ -98,9 +97,9 @@ def why_attends(
         text: as in `attribute`.
         query: the token that attends, a column (negative ones count from the end) or a word of the text (`word`, or
             `word:2` for its second occurrence; its last token counts).
-        key: the token it attends to, the same; of a word the token with the largest weight counts.
-        head: (layer, head); None is the one that gives this pair the largest weight.
-        against: another key, as `key`, whose logit is subtracted.
+        key: the token it attends to, given in the same way; of a word the token with the largest weight counts.
+        head: (layer, head); None is the head that gives this pair the largest weight.
+        against: another key, given as `key`, whose logit is subtracted.
 
     Raises:
         TypeError: a model that is not made of Saccade's blocks, such as a module of transformers.

@@ -1,7 +1,7 @@
-"""What a model made of Saccade's blocks does with one text, recorded in one run at a few rows.
+"""The tensors of a few rows in one run of a model made of Saccade's blocks.
 
-Shape legend: L tokens, R rows that are recorded, E model width, V vocabulary, Hq / Hkv query and key-value heads, Dv
-value width of a head.
+Shape legend: L tokens, R recorded rows, E model width, V vocabulary, Hq / Hkv query and key-value heads, Dv value width
+of a head.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ._steps import Step, exact
 
 
 class Embedding(NamedTuple):
-    """What makes of token ids what the first block reads.
+    """The modules that turn token ids into the input of the first block.
 
     Attributes:
-        tokens: the table of tokens.
-        places: adds positions (`Learned`, `Sinusoidal`) or is their table; None where nothing is added.
-        kind: (E,) the vector of the token type that all tokens have; None where there are no types.
+        tokens: the token embedding.
+        places: adds positions (`Learned`, `Sinusoidal`) or is their embedding; None if no positions are added.
+        kind: (E,) the embedding of the token type that all tokens have; None without types.
         norm, project: a norm and a linear layer after the sum.
     """
 
@@ -42,13 +42,13 @@ class Embedding(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    """What makes logits of what the stack gives: `weight f(x) + bias`.
+    """The modules that turn the stack's output into logits: `weight f(x) + bias`.
 
     Attributes:
         weight, bias: (V, .) and (V,) or None.
-        logits: the model's own, (1, E) to (1, V), in its dtype.
+        logits: computes them as the model does, (1, E) to (1, V), in its dtype.
         steps: f as steps, at x (E,) in float64.
-        fixed: what they hold fixed.
+        fixed: the factors of f that are held fixed.
     """
 
     weight: Tensor
@@ -62,8 +62,8 @@ class ResidualModel(NamedTuple):
     """A model whose residual stream is that of a stack of Saccade's blocks.
 
     Attributes:
-        run: reads ids (1, L), and tells an observer every call of the stack.
-        vocabulary: None where there is no language-modelling head, for the reason `no_logits`.
+        run: reads ids (1, L), and calls an observer with every attention call of the stack.
+        vocabulary: None without a language-modelling head; `no_logits` is the reason.
     """
 
     module: nn.Module
@@ -79,20 +79,20 @@ class ResidualModel(NamedTuple):
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """How many query heads each layer has."""
+        """The number of query heads of each layer."""
         return tuple(block.attention.config.heads for block in self.blocks)
 
 
 class Sources(NamedTuple):
-    """What the heads of one layer take from which token, for one row."""
+    """The weights and values of one layer's heads, for one row."""
 
     weights: Tensor  # (Hq, L), float64
-    values: Tensor  # (Hkv, L, Dv), as the model has them
+    values: Tensor  # (Hkv, L, Dv), in the model's dtype
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What modules read and gave at some rows, (R, width) by module in float64; sources by layer."""
+    """Inputs and outputs of modules at some rows, (R, width) by module in float64; sources by layer."""
 
     rows: tuple[int, ...]
     read: dict[nn.Module, Tensor] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Recorded:
 
 
 class _Enough(Exception):
-    """Everything was seen."""
+    """Everything has been recorded."""
 
 
 def record(
@@ -113,37 +113,37 @@ def record(
     observe: LayerObserver | None = None,
     sources: bool = False,
 ) -> Recorded:
-    """Read ids (1, L) and keep these rows of all that writes into the residual stream. No logits are computed.
+    """Read ids (1, L) and keep these rows of everything that writes into the residual stream. Computes no logits.
 
     Args:
         until: the layer whose attention ends the run; None is the end of the stack.
-        observe: receives the calls, too.
+        observe: is also called with each attention call.
         sources: whether to keep the weights of the first row, and all values.
     """
-    found = Recorded(rows)
+    recorded = Recorded(rows)
 
     def tell(layer: int, call: ObservedCall) -> None:
         if observe is not None:
             observe(layer, call)
         if sources:
             weights = weights_of(call, rows=[rows[0]])[0, :, 0]
-            found.sources[layer] = Sources(exact(weights), call.value[0].detach().clone())
+            recorded.sources[layer] = Sources(exact(weights), call.value[0].detach().clone())
         if layer == until:
             raise _Enough
 
     device = next(model.module.parameters()).device
-    with evaluating(model.module), torch.no_grad(), _hooked(model, found), suppress(_Enough):
+    with evaluating(model.module), torch.no_grad(), _hooked(model, recorded), suppress(_Enough):
         model.run(ids.to(device), tell)
-    return found
+    return recorded
 
 
 @contextmanager
 def _hooked(model: ResidualModel, record: Recorded) -> Iterator[None]:
-    """Meanwhile the rows are kept, and the end of the stack ends the run: logits of a long text would fill memory."""
+    """Keep the rows, and end the run after the stack: logits of a long text would fill memory."""
     thread, rows = threading.get_ident(), list(record.rows)
 
     def reads(module: nn.Module, given: tuple[Any, ...]) -> None:
-        if threading.get_ident() == thread:  # another may run the model at the same time
+        if threading.get_ident() == thread:  # another thread may run the model at the same time
             record.read[module] = exact(given[0][0, rows])
 
     def gives(module: nn.Module, given: tuple[Any, ...], out: Tensor) -> None:
@@ -162,7 +162,7 @@ def _hooked(model: ResidualModel, record: Recorded) -> Iterator[None]:
 
 
 def _read(model: ResidualModel) -> Iterator[nn.Module]:
-    """The modules whose input is needed."""
+    """The modules whose input is recorded."""
     places, norm = model.embedding.places, model.embedding.norm
     yield from (part for part in (places, norm) if part is not None and not isinstance(part, nn.Embedding))
     yield model.stack.norm
@@ -173,7 +173,7 @@ def _read(model: ResidualModel) -> Iterator[nn.Module]:
 
 
 def _given(model: ResidualModel) -> Iterator[nn.Module]:
-    """The modules whose output is needed."""
+    """The modules whose output is recorded."""
     yield model.stack
     if model.embedding.places is not None:
         yield model.embedding.places

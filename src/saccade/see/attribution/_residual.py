@@ -1,4 +1,4 @@
-"""The residual stream of a recorded row as steps: the embedding, the blocks, and what a head reads of it.
+"""The residual stream of a recorded row as steps: embedding, blocks, and the maps to a head's query or key.
 
 Shape legend: L tokens, E model width, Hq / Hkv query and key-value heads, D key width, Dv value width of a head.
 """
@@ -37,7 +37,7 @@ def stream_steps(model: ResidualModel, record: Recorded, at: int, layers: int) -
 
 
 def _embedding_steps(model: ResidualModel, record: Recorded, at: int) -> list[Step]:
-    """Up to what the first block reads."""
+    """The input of the first block."""
     embedding = model.embedding
     summed = record.read[model.blocks[0] if embedding.norm is None else embedding.norm][at]
     parts: dict[Component, Tensor] = {}
@@ -47,7 +47,7 @@ def _embedding_steps(model: ResidualModel, record: Recorded, at: int) -> list[St
         parts[POSITION] = placed if table else placed - record.read[embedding.places][at]
     if embedding.kind is not None:
         parts[TYPE] = exact(embedding.kind)
-    # What is left is the token's own, in whatever way the model scales or masks it.
+    # The remainder belongs to the token embedding, however the model scales or masks it.
     parts = {TOKEN: summed - sum(parts.values(), torch.zeros_like(summed)), **parts}
     steps: list[Step] = [Writes(tuple(parts), torch.stack(list(parts.values())))]
     steps += [] if embedding.norm is None else norm_steps(embedding.norm, summed)
@@ -56,7 +56,7 @@ def _embedding_steps(model: ResidualModel, record: Recorded, at: int) -> list[St
 
 
 def _block_steps(block: EncoderBlock, layer: int, record: Recorded, at: int) -> list[Step]:
-    """What a block does to the stream."""
+    """The steps of a block."""
     attention, after = block.attention, block.config.placement == "post"
     steps: list[Step] = [
         _head_writes(attention, layer, record.read[attention.output][at]),
@@ -70,21 +70,21 @@ def _block_steps(block: EncoderBlock, layer: int, record: Recorded, at: int) -> 
 
 
 def _head_matrices(attention: MultiHeadAttention) -> Tensor:
-    """(E, Hq, Dv): the part of the output projection that reads each head."""
+    """(E, Hq, Dv): the columns of the output projection for each head."""
     return exact(attention.output.weight).unflatten(1, (-1, attention.shape.value_head))
 
 
 def _head_writes(attention: MultiHeadAttention, layer: int, read: Tensor) -> Writes:
-    """What each head adds to the stream; `read` (Hq Dv) is what the output projection reads."""
+    """The output of each head; `read` (Hq Dv) is the input of the output projection."""
     matrices = _head_matrices(attention)
     vectors = torch.einsum("ehd,hd->he", matrices, read.view(matrices.shape[1:]))
     return Writes(tuple(Component("head", layer, head) for head in range(len(vectors))), vectors)
 
 
 def source_shares(attention: MultiHeadAttention, layer: int, record: Recorded, readout: Tensor) -> Tensor:
-    """What each head gives to a readout (1, E) of what it writes, by the token that it takes it from: (Hq, L).
+    """Contributions (Hq, L) of each head to a readout (1, E) of its output, split over the tokens it reads.
 
-    Of the first recorded row, whose sources were kept.
+    For the first recorded row, whose sources were kept.
     """
     sources = record.sources[layer]
     wanted = torch.einsum("e,ehd->hd", readout[0], _head_matrices(attention))
@@ -95,7 +95,7 @@ def source_shares(attention: MultiHeadAttention, layer: int, record: Recorded, r
 
 
 def read_steps(model: ResidualModel, head: tuple[int, int], record: Recorded, at: int, *, key: bool) -> list[Step]:
-    """From the stream before a block to the query or the key (D,) of a head (layer, head), as it enters the product."""
+    """From the stream before a block to the query or key (D,) of a head (layer, head), as it enters the product."""
     layer, number = head
     block = model.blocks[layer]
     attention, before = block.attention, block.config.placement != "post"
@@ -113,7 +113,7 @@ def read_steps(model: ResidualModel, head: tuple[int, int], record: Recorded, at
 
 
 def _turned(positions: nn.Module | None, place: int) -> list[Step]:
-    """Rotary positions of the token at `place`: a matrix; none where there are none, or they are a bias."""
+    """Rotary positions of the token at `place` as a matrix; [] for positions that are a bias, or none."""
     if not isinstance(positions, Rotary):
         return []
     device = next((buffer.device for buffer in positions.buffers()), torch.device("cpu"))

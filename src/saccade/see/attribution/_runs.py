@@ -1,4 +1,4 @@
-"""Running a model for a number: in evaluation mode, with edits of calls by their names, and edits that read gradients.
+"""Running a model for one number: in evaluation mode, with edits of calls by name, and edits that read gradients.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
 """
@@ -28,9 +28,9 @@ K = TypeVar("K", bound=Hashable)
 
 
 def run_model(model: nn.Module, inputs: Any, name: str) -> Any:
-    """What the model gives for keyword arguments, a tuple of arguments, one argument, or a function of the model."""
+    """The output for keyword arguments, a tuple of arguments, one argument, or a function of the model."""
     if isinstance(inputs, str):
-        raise TypeError(f"{name}: expected what the model takes, such as token ids, got text; tokenize it first")
+        raise TypeError(f"{name}: expected inputs of the model, such as token ids, got text; tokenize it first")
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple):
@@ -42,18 +42,21 @@ def run_model(model: nn.Module, inputs: Any, name: str) -> Any:
 
 @contextmanager
 def edited(model: nn.Module, *edits: Edit | Mapping[str, Edit]) -> Iterator[Intervention]:
-    """The model with edits of all its calls, or of single ones by their names."""
-    found: list[tuple[str | CallName, Edit]] = []
-    for one in edits:
-        found += [("*", one)] if isinstance(one, Edit) else [(CallName(name), edit) for name, edit in one.items()]
-    run = Intervention(model, found)
-    run.may_idle = True  # what did not run is told in the caller's words
+    """Apply edits to all calls of the model, or to single calls by name."""
+    edits_by_layer: list[tuple[str | CallName, Edit]] = []
+    for edit in edits:
+        if isinstance(edit, Edit):
+            edits_by_layer.append(("*", edit))
+        else:
+            edits_by_layer += [(CallName(name), each) for name, each in edit.items()]
+    run = Intervention(model, edits_by_layer)
+    run.may_idle = True  # the caller has its own message for calls that did not run
     with run:
         yield run
 
 
 def scalar(result: Any, name: str) -> Tensor:
-    """A number that a user's function gave. TypeError, ValueError where it is none, or not finite."""
+    """The number that a user's function returned. TypeError or ValueError if it is no finite scalar."""
     if not isinstance(result, Tensor):
         if isinstance(result, bool) or not isinstance(result, (int, float)):
             raise TypeError(f"{name}: expected a scalar, got {describe(result)}")
@@ -66,33 +69,36 @@ def scalar(result: Any, name: str) -> Tensor:
 
 
 def no_gradient(name: str, instead: str) -> str:
-    """What to say of a user's number that gradients do not leave."""
+    """The error message for a user's number without gradient."""
     return (
-        f"{name}: no gradient reaches the heads from it: it is computed without gradients, detached, turned into a "
-        f"Python number, or does not depend on them; by={instead!r} needs none"
+        f"{name}: no gradient reaches the heads: it is computed without gradients, detached, converted to a Python "
+        f"number, or does not depend on the heads; by={instead!r} needs no gradient"
     )
 
 
 def gradients(value: Tensor, of: Mapping[K, Tensor], none: str, *, again: bool = False) -> dict[K, Tensor]:
-    """The derivative of `value` by each tensor; 0 where it does not depend on it. ValueError (`none`) if on none.
+    """The derivative of `value` by each tensor, 0 where it does not depend on it. ValueError (`none`) if all are 0.
 
-    With `again` the graph stays for another one.
+    With `again` the graph is kept for another backward pass.
     """
-    found: tuple[Tensor | None, ...] = (None,) * len(of)
+    slopes: tuple[Tensor | None, ...] = (None,) * len(of)
     if value.requires_grad and of:
-        found = torch.autograd.grad(value, list(of.values()), allow_unused=True, retain_graph=again)
-    if all(one is None for one in found):
+        slopes = torch.autograd.grad(value, list(of.values()), allow_unused=True, retain_graph=again)
+    if all(slope is None for slope in slopes):
         raise ValueError(none)
-    return {key: torch.zeros_like(of[key]) if one is None else one.detach() for key, one in zip(of, found, strict=True)}
+    return {
+        key: torch.zeros_like(of[key]) if slope is None else slope.detach()
+        for key, slope in zip(of, slopes, strict=True)
+    }
 
 
 @dataclass(frozen=True, eq=False)
 class CallList(Edit):
-    """Changes nothing, and lists the calls that there are.
+    """Changes nothing, and lists the calls.
 
     Attributes:
-        found: by name.
-        items: of the batch, by name, when the call happened last.
+        found: by call name.
+        items: batch size of the latest call, by call name.
     """
 
     found: dict[str, CallHeads] = field(default_factory=dict)
@@ -107,10 +113,10 @@ class CallList(Edit):
 
 @dataclass(frozen=True, eq=False)
 class Gates(Edit):
-    """A factor of 1 on the output of each head, whose gradient is asked for.
+    """A factor of 1 on the output of each head, to take its gradient.
 
     Attributes:
-        gates: (Hq,) by call name, made when the call first happens.
+        gates: (Hq,) by call name, made at the first call.
     """
 
     gates: dict[str, Tensor] = field(default_factory=dict)
@@ -128,13 +134,13 @@ class GradientProbe(Edit):
     """Adds 0 to the queries, keys, values or outputs of calls; the gradient of that 0 is the result.
 
     Args:
-        what: "output", "query", "key" or "value"; keys and values are seen by query head.
-        heads: by call name, those heads whose own gradient ends here: the 0 is all that they pass on. None: all calls,
-            where nothing ends.
+        what: "output", "query", "key" or "value"; keys and values are repeated for each query head.
+        heads: by call name, heads whose own gradient stops here: only the 0 passes it on. None: all calls, and no
+            gradient stops.
 
     Attributes:
         zeros: (B, Hq, L, D) by call name.
-        seen: the tensors themselves, with their graph.
+        seen: the tensors themselves, with their graphs.
     """
 
     what: str
@@ -174,5 +180,5 @@ class GradientProbe(Edit):
 
 
 def by_query_head(tensor: Tensor, heads: int) -> Tensor:
-    """Queries, or keys and values (B, Hkv, L, D), as each of the query heads reads them."""
+    """Queries, or keys and values (B, Hkv, L, D), repeated for each query head."""
     return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], 1)

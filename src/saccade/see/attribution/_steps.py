@@ -1,9 +1,9 @@
-"""A residual stream as steps that are linear once the scales of one run are fixed, and what each component gives.
+"""A residual stream as steps, linear once the scales of one run are fixed, and the share of each component.
 
-The stream of one token is a chain: components are added (`Writes`), and maps `x -> A x + c` act on all that was added
+The stream of one token is a chain: components are added (`Writes`), and maps `x -> A x + c` act on everything added
 before (`Diagonal`, `Matrix`). A linear readout M of its end is pulled back through the chain: before a map it is M A,
-where a component v is added that component's share is M v, and all constants M c go to the biases. So shares sum to the
-readout exactly, and nothing but M and one row of the stream is ever held.
+and where a component v is added, the share of v is M v; all constants M c go to the biases. So shares sum to the
+readout exactly, and only M and one row of the stream are held in memory.
 
 Everything is float64 on the CPU. Shape legend: E width of the stream at that place, F width after a map, n components,
 D width of a readout.
@@ -65,7 +65,7 @@ class Diagonal(NamedTuple):
     centred: bool = False
 
     def pull(self, readout: Tensor) -> Tensor:
-        """The readout (D, E) of what comes out, as one of what goes in."""
+        """The readout (D, E) of the output, as one of the input."""
         readout = readout * self.gain
         return readout - readout.mean(-1, keepdim=True) if self.centred else readout
 
@@ -77,7 +77,7 @@ class Matrix(NamedTuple):
     constant: Tensor | None = None
 
     def pull(self, readout: Tensor) -> Tensor:
-        """The readout (D, F) of what comes out, as one (D, E) of what goes in."""
+        """The readout (D, F) of the output, as one (D, E) of the input."""
         return readout @ self.matrix
 
 
@@ -85,20 +85,20 @@ Step = Writes | Diagonal | Matrix
 
 
 def bias_step(bias: Tensor | None) -> list[Step]:
-    """The step that adds a bias, none where there is none."""
+    """The step that adds a bias; [] without a bias."""
     return [] if bias is None else [Writes((BIASES,), exact(bias)[None])]
 
 
 def matrix_step(weight: Tensor, bias: Tensor | None) -> Matrix:
-    """A linear layer."""
+    """A linear layer as a step."""
     return Matrix(exact(weight), None if bias is None else exact(bias))
 
 
 def norm_steps(norm: nn.Module, x: Tensor) -> list[Step]:
-    """A norm with its scale fixed at what it is for `x` (E,); none where it does nothing.
+    """A norm with its scale fixed at its value for `x` (E,); [] for the identity.
 
     Raises:
-        TypeError: a norm that is none of layer, RMS and batch norm.
+        TypeError: a norm other than layer, RMS and batch norm.
     """
     if isinstance(norm, nn.Identity):
         return []
@@ -120,7 +120,7 @@ def norm_steps(norm: nn.Module, x: Tensor) -> list[Step]:
 
 
 def applied(steps: Sequence[Step], x: Tensor) -> Tensor:
-    """What maps make of x (E,)."""
+    """The result of applying maps to x (E,)."""
     for step in steps:
         assert not isinstance(step, Writes)
         x = step.matrix @ x if isinstance(step, Matrix) else step.gain * (x - x.mean() if step.centred else x)
@@ -129,7 +129,7 @@ def applied(steps: Sequence[Step], x: Tensor) -> Tensor:
 
 
 def pulled_back(steps: Sequence[Step], readout: Tensor) -> Iterator[tuple[Step, Tensor]]:
-    """Each step, the last first, with the readout (D, .) of what comes out of it."""
+    """Each step, the last first, with the readout (D, .) of its output."""
     for step in reversed(steps):
         yield step, readout
         if not isinstance(step, Writes):
@@ -137,11 +137,11 @@ def pulled_back(steps: Sequence[Step], readout: Tensor) -> Iterator[tuple[Step, 
 
 
 def shares(steps: Sequence[Step], readout: Tensor) -> dict[Component, Tensor]:
-    """What each component gives to the readout (D, .) of the end: (D,) by component, in the order of the steps.
+    """The share of each component in the readout (D, .) of the end: (D,) by component, in the order of the steps.
 
-    Biases come last; all of them together, the constants of maps too, are one component.
+    Biases come last; all biases and constants of maps are one component.
     """
-    found: dict[Component, Tensor] = {}
+    by_component: dict[Component, Tensor] = {}
     biases = torch.zeros(len(readout), dtype=torch.float64)
     for step, here in pulled_back(steps, readout):
         if not isinstance(step, Writes):
@@ -149,6 +149,6 @@ def shares(steps: Sequence[Step], readout: Tensor) -> dict[Component, Tensor]:
         elif step.components == (BIASES,):
             biases = biases + here @ step.vectors[0]
         else:
-            found.update(zip(step.components, (step.vectors @ here.T), strict=True))
-    order = [one for step in steps if isinstance(step, Writes) for one in step.components if one != BIASES]
-    return {**{one: found[one] for one in order}, BIASES: biases}
+            by_component.update(zip(step.components, (step.vectors @ here.T), strict=True))
+    order = [each for step in steps if isinstance(step, Writes) for each in step.components if each != BIASES]
+    return {**{component: by_component[component] for component in order}, BIASES: biases}

@@ -1,6 +1,6 @@
-"""Which heads carry what differs between two texts: `patching`, asked of a text model.
+"""Which heads carry the difference between two texts: `patching` for a text model.
 
-The command line and the viewer ask it here, with words as a person types them.
+For the command line and the viewer, whose targets and positions are text typed by a person.
 Shape legend: L tokens with the special ones, V vocabulary.
 """
 
@@ -20,13 +20,13 @@ from ._patching import BY, patching
 from ._patching_result import Patching
 from ._runs import Progress
 
-MOST_TOKENS = 24  # of a text, in an error
-LEAST = 0.05  # nats, below which a difference between two texts is not explained
+MOST_TOKENS = 24  # of a text, in an error message
+LEAST = 0.05  # nats; smaller differences between two texts are not explained
 
 
 @dataclass(frozen=True, eq=False)
 class ReadText:
-    """A text as the model reads it: ids (1, L) and how they are written."""
+    """A text as the model reads it: ids (1, L) and the text of each token."""
 
     text: str
     ids: Tensor
@@ -35,12 +35,12 @@ class ReadText:
 
 @dataclass(frozen=True, eq=False)
 class TextPatching:
-    """The effects that were found.
+    """The effects of heads, and the texts compared.
 
     Attributes:
-        found: the effects. Of its metric, `clean` is the text's and `corrupted` that of the other text.
+        found: the effects. In its metric, `clean` is the text and `corrupted` the other text.
         clean, corrupted: the text and the other one.
-        words: the token whose log-probability is the metric, and the one whose is taken off, if any, as written.
+        words: the token whose log-probability is the metric, and the token whose log-probability is subtracted, if any.
     """
 
     found: Patching
@@ -55,7 +55,7 @@ class TextPatching:
 
 
 def read_text(model: TextModel, text: str, name: str = "text") -> ReadText:
-    """ValueError, which begins with `name`, where the text has no word or is too long."""
+    """Encode a text. ValueError, which begins with `name`, if it has no word or is too long."""
     try:
         tokens = read(model, text)[0]
     except ValueError as error:
@@ -64,29 +64,29 @@ def read_text(model: TextModel, text: str, name: str = "text") -> ReadText:
 
 
 def target_tokens(predictor: Predictor, target: str | None) -> list[int]:
-    """The tokens of one word, or of two with a comma between; none of None. ValueError where it is something else."""
+    """The token of one word, or of two separated by a comma; [] for None. ValueError for anything else."""
     if target is None:
         return []
     words = [word.strip() for word in target.split(",")]
     if len(words) > 2 or not all(words):
-        raise ValueError(f"target {target}: expected a word, or two with a comma between, such as mat,hat")
-    found = [predictor.token(word) for word in words]
-    if len(set(found)) < len(found):
+        raise ValueError(f"target {target}: expected a word, or two separated by a comma, such as mat,hat")
+    tokens = [predictor.token(word) for word in words]
+    if len(set(tokens)) < len(tokens):
         raise ValueError(f"target {target}: both are the same token; expected two that differ")
-    return found
+    return tokens
 
 
 def listed_positions(given: str | None) -> list[int] | None:
-    """ "3,5-7" as 3, 5, 6, 7; None of None. ValueError where it is something else."""
+    """ "3,5-7" as [3, 5, 6, 7]; None for None. ValueError for anything else."""
     if given is None:
         return None
-    found: list[int] = []
+    positions: list[int] = []
     for part in given.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part.strip())
         if not match or int(match[2] or match[1]) < int(match[1]):
-            raise ValueError(f"positions {given}: expected tokens from 0, such as 3 or 3,5-7")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return list(dict.fromkeys(found))
+            raise ValueError(f"positions {given}: expected token numbers from 0, such as 3 or 3,5-7")
+        positions += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return list(dict.fromkeys(positions))
 
 
 def patch_texts(
@@ -99,10 +99,10 @@ def patch_texts(
     positions: list[int] | None = None,
     progress: Progress | None = None,
 ) -> TextPatching:
-    """Each head's output in `text` put into the run of `other`, and what of the metric that brings back.
+    """Put each head's output in `text` into the run of `other`, and measure the share of the metric that it restores.
 
     The metric is the log-probability of the first word of `target` less that of the second, after the texts or at
-    their masks; None: of what the model continues `text` by, less what it continues `other` by.
+    their masks. None: the most probable token after `text`, less the most probable one after `other`.
 
     Raises:
         ValueError: a model without a head for tokens; texts that cannot be compared, or do not differ in the metric.
@@ -113,16 +113,16 @@ def patch_texts(
     runs = _run(predictor, clean), _run(predictor, corrupted)
     with evaluating(predictor.module), torch.no_grad():
         logits = [run(predictor.module) for run in runs]
-    # What both texts are continued by alike stands alone.
-    compared = target_tokens(predictor, target) or list(dict.fromkeys(int(one.argmax()) for one in logits))
+    # If both texts have the same most probable token, that token alone is the metric.
+    compared = target_tokens(predictor, target) or list(dict.fromkeys(int(each.argmax()) for each in logits))
     words, metric = tuple(model.written(token) for token in compared), _log_probability(compared)
-    _check_differ(words, *(float(metric(one)) for one in logits))
-    found = patching(predictor.module, *runs, metric, by=by, positions=positions, progress=progress)
-    return TextPatching(found, clean, corrupted, words)
+    _check_differ(words, *(float(metric(each)) for each in logits))
+    effects = patching(predictor.module, *runs, metric, by=by, positions=positions, progress=progress)
+    return TextPatching(effects, clean, corrupted, words)
 
 
 def _run(predictor: Predictor, given: ReadText) -> Callable[[object], Tensor]:
-    """One forward, as `patching` calls it: the logits (V,) of the token asked for."""
+    """A function for `patching` that runs one forward and returns the logits (V,) at the target."""
     place = predictor.predicting(given.ids)
     return lambda module: predictor.logits(given.ids)[0, place]
 
@@ -131,14 +131,14 @@ def _log_probability(tokens: Sequence[int]) -> Callable[[Tensor], Tensor]:
     """Of the first token, less that of the second if there is one."""
 
     def metric(logits: Tensor) -> Tensor:
-        found = logits.float().log_softmax(-1)[list(tokens)]
-        return found[0] - found[1:].sum()
+        log_p = logits.float().log_softmax(-1)[list(tokens)]
+        return log_p[0] - log_p[1:].sum()
 
     return metric
 
 
 def _check_differ(words: Sequence[str], clean: float, corrupted: float) -> None:
-    """Before minutes of patching: whether the texts differ in the metric."""
+    """Check before minutes of patching that the texts differ in the metric."""
     if abs(clean - corrupted) < LEAST:
         alike = f"predict {words[0]!r}" if len(words) == 1 else "prefer {!r} to {!r}".format(*words)
         raise ValueError(
@@ -159,8 +159,8 @@ def _check(clean: ReadText, corrupted: ReadText, positions: list[int] | None) ->
     if positions is None and lengths[0] != lengths[1]:
         raise ValueError(
             f"other: heads are patched token by token, and the texts have {lengths[0]} and {lengths[1]} tokens: "
-            f"{_side_by_side(clean.pieces, corrupted.pieces)}; expected as many, or positions, such as 1,3-5, that "
-            "mean the same place in both"
+            f"{_side_by_side(clean.pieces, corrupted.pieces)}; expected equally many, or positions, such as 1,3-5, "
+            "that mean the same place in both"
         )
     beyond = [place for place in positions or () if place >= min(lengths)]
     if beyond:
@@ -168,12 +168,12 @@ def _check(clean: ReadText, corrupted: ReadText, positions: list[int] | None) ->
 
 
 def _side_by_side(words: Sequence[str], other: Sequence[str]) -> str:
-    """The tokens of both from where they differ on, as many as can be read in a line."""
+    """The tokens of both texts from the first difference on, as many as fit a line."""
     same = next((i for i, (a, b) in enumerate(zip(words, other, strict=False)) if a != b), min(len(words), len(other)))
     first = max(0, same - 1)
 
-    def told(pieces: Sequence[str]) -> str:
+    def listed(pieces: Sequence[str]) -> str:
         cut = [repr(piece) for piece in pieces[first : first + MOST_TOKENS]]
         return " ".join([*(["..."] if first else []), *cut, *(["..."] if len(pieces) > first + MOST_TOKENS else [])])
 
-    return f"from token {first} on, {told(words)} against {told(other)}"
+    return f"from token {first} on, {listed(words)} against {listed(other)}"

@@ -1,4 +1,4 @@
-"""Why a head attends: the logit of one query-key pair over what was written into the query and into the key.
+"""Why a head attends: the logit of one query-key pair, split over components of the query and of the key.
 
 Shape legend: L tokens with the special ones, C components, D key width.
 """
@@ -29,20 +29,20 @@ class WhyAttends:
     """The logit of one query-key pair of one head, or the difference of two, split over pairs of components.
 
     Attributes:
-        pieces: the L tokens that the model reads, as they are written.
-        labels: the same as they are shown: "' c' of 'cat'" where a word is several tokens.
-        query, key: the columns of the token that attends and of the one that is attended to.
-        against: the column of another key, whose logit is taken off; None is none. Of the key then stands in `matrix`,
-            `bias`, `softcap` and `logit` what it has more than that one.
+        pieces: the texts of the L tokens that the model reads.
+        labels: the same as they are shown: "' c' of 'cat'" for a part of a word.
+        query, key: the columns of the attending token and of the token it attends to.
+        against: the column of another key, whose logit is subtracted, or None. If given, `matrix`, `bias`, `softcap`
+            and `logit` are differences between the two keys.
         layer, head: of the head.
-        components: what had written into the stream before this layer; "biases" last.
-        matrix: (C, C) float64, the share of what component c wrote into the query and c' into the key.
-        bias: what is added to the product: a bias of positions, say.
-        softcap: what a softcap changes of the product; 0 without one.
-        logit: the model's own, `softcap(scale q . k) + bias`, before the mask.
-        weight: the model's own attention weight; 0 where the mask hides the key.
+        components: the parts that wrote into the stream before this layer; "biases" last.
+        matrix: (C, C) float64, the share of component c in the query and c' in the key.
+        bias: added to the product, such as a position bias.
+        softcap: the change of the product by a softcap; 0 without one.
+        logit: as the model computes it, `softcap(scale q . k) + bias`, before the mask.
+        weight: the attention weight in the model; 0 where the mask hides the key.
         visible: whether the query sees the key.
-        fixed: what is held at its value in this run, since the logit is not linear in it.
+        fixed: factors held at their values in this run, since the logit is not linear in them.
 
     Example:
         >>> import saccade
@@ -72,40 +72,40 @@ class WhyAttends:
 
     @property
     def total(self) -> float:
-        """The sum of the matrix, of bias and of softcap."""
+        """The sum of `matrix`, `bias` and `softcap`."""
         return float(self.matrix.sum()) + self.bias + self.softcap
 
     @property
     def remainder(self) -> float:
-        """What of the model's own logit the sum leaves: rounding."""
+        """The model's own logit less the sum: rounding."""
         return self.logit - self.total
 
     @property
     def of_query(self) -> Tensor:
-        """(C,) what each component's writing into the query gives, over all of the key."""
+        """(C,) the share of each component in the query, summed over the key."""
         return self.matrix.sum(1)
 
     @property
     def of_key(self) -> Tensor:
-        """(C,) what each component's writing into the key gives, over all of the query."""
+        """(C,) the share of each component in the key, summed over the query."""
         return self.matrix.sum(0)
 
     def top(self, count: int = 10) -> list[tuple[Component, Component, float]]:
-        """The pairs (of the query, of the key) of the largest shares, up or down."""
+        """The pairs (of the query, of the key) with the largest absolute shares."""
         order = self.matrix.flatten().abs().argsort(descending=True, stable=True)[:count].tolist()
         places = [divmod(i, len(self.components)) for i in order]
         return [(self.components[i], self.components[j], float(self.matrix[i, j])) for i, j in places]
 
     def sentences(self, count: int = 5) -> list[str]:
-        """The largest shares as words."""
+        """The largest shares as sentences."""
         query, key = self.labels[self.query], self.labels[self.key]
         return [
-            f"{signed(share)}: {_wrote(one, query)} (the query) meets {_wrote(other, key)} (the key)"
-            for one, other, share in self.top(count)
+            f"{signed(share)}: {_wrote(first, query)} (the query) meets {_wrote(second, key)} (the key)"
+            for first, second, share in self.top(count)
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """All fields as JSON values."""
         return plain_values(
             {
                 "pieces": self.pieces,
@@ -115,7 +115,7 @@ class WhyAttends:
                 "against": self.against,
                 "layer": self.layer,
                 "head": self.head,
-                "components": [{**one._asdict(), "name": str(one)} for one in self.components],
+                "components": [{**each._asdict(), "name": str(each)} for each in self.components],
                 "matrix": self.matrix,
                 "of_query": self.of_query,
                 "of_key": self.of_key,
@@ -137,18 +137,18 @@ class WhyAttends:
 
     def __str__(self) -> str:
         top = self.top()
-        rows = [[f"{one} x {other}", signed(share), ""] for one, other, share in top]
+        rows = [[f"{first} x {second}", signed(share), ""] for first, second, share in top]
         rest = self.matrix.numel() - len(top)
         if rest > 0:
             rows.append([f"{rest:,} more", signed(float(self.matrix.sum()) - sum(share for *_, share in top)), ""])
         rows += [[name, signed(value), ""] for name, value in (("bias", self.bias), ("softcap", self.softcap)) if value]
         rows.append(["sum", signed(self.total), f"remainder {self.remainder:.1e}"])
-        seen = f"weight {self.weight:.3f}" if self.visible else "hidden by the mask"
+        visibility = f"weight {self.weight:.3f}" if self.visible else "hidden by the mask"
         rather = "" if self.against is None else f" rather than {self.labels[self.against]} (token {self.against})"
         return "\n".join(
             [
                 f"head {self.layer}.{self.head}, {self.labels[self.query]} (token {self.query}) attends to "
-                f"{self.labels[self.key]} (token {self.key}){rather}: logit {self.logit:+.3f}, {seen}",
+                f"{self.labels[self.key]} (token {self.key}){rather}: logit {self.logit:+.3f}, {visibility}",
                 "  contribution to the query x contribution to the key",
                 *Table((), rows, "lrl").lines("  "),
                 f"held fixed: {joined(self.fixed)}",
@@ -177,17 +177,20 @@ def explained(
         if layer == place[0]:
             calls.append(of_call(call, place[1], rows[0], layer))
 
-    seen = record(given.model, given.ids, rows, until=place[0], observe=keep)
+    recorded = record(given.model, given.ids, rows, until=place[0], observe=keep)
     call = calls[0]
     if other is not None:
         _check_seen(given, call, row, {"key": column, "against": other})
     sides = [
-        [*stream_steps(given.model, seen, at, place[0]), *read_steps(given.model, place, seen, at, key=bool(at))]
+        [
+            *stream_steps(given.model, recorded, at, place[0]),
+            *read_steps(given.model, place, recorded, at, key=bool(at)),
+        ]
         for at in range(len(rows))
     ]
     units = torch.eye(given.model.blocks[place[0]].attention.shape.head, dtype=torch.float64)
-    found = [shares(steps, units) for steps in sides]
-    made = [torch.stack(list(side.values())) for side in found]
+    shares_of = [shares(steps, units) for steps in sides]
+    made = [torch.stack(list(side.values())) for side in shares_of]
     of_key = made[1] if other is None else made[1] - made[2]
     return WhyAttends(
         pieces=given.pieces,
@@ -197,7 +200,7 @@ def explained(
         against=other,
         layer=place[0],
         head=place[1],
-        components=tuple(found[0]),
+        components=tuple(shares_of[0]),
         matrix=call.scale * made[0] @ of_key.T,
         **_logit(call, *rows[1:]),
         fixed=_fixed(given.model, place[0]),
@@ -205,7 +208,7 @@ def explained(
 
 
 def _check_seen(given: Input, call: HeadInputs, query: int, keys: dict[str, int]) -> None:
-    """ValueError where the mask hides one of two keys: the log of a weight of 0 is no number to take differences of."""
+    """ValueError where the mask hides one of two keys: the log of a weight of 0 is not finite."""
     for name, key in keys.items():
         if not _sees(call, key):
             raise ValueError(
@@ -219,9 +222,9 @@ def _sees(call: HeadInputs, key: int) -> bool:
 
 
 def _logit(call: HeadInputs, key: int, against: int | None = None) -> dict[str, Any]:
-    """The model's own logit of a pair and what is not a product in it, its weight, and whether the key is seen."""
+    """The logit of a pair in the model, its terms besides the product, its weight, and whether the key is visible."""
     terms = [_terms(call, key), (0.0, 0.0, 0.0) if against is None else _terms(call, against)]
-    bias, softcap, logit = (one - other for one, other in zip(*terms, strict=True))
+    bias, softcap, logit = (first - second for first, second in zip(*terms, strict=True))
     return {
         "bias": bias,
         "softcap": softcap,
@@ -232,7 +235,7 @@ def _logit(call: HeadInputs, key: int, against: int | None = None) -> dict[str, 
 
 
 def _terms(call: HeadInputs, key: int) -> tuple[float, float, float]:
-    """Bias, what a softcap changes, and the logit."""
+    """Bias, change by the softcap, and logit."""
     product = call.scale * float(call.query @ call.key[key])
     capped = product if call.softcap is None else call.softcap * math.tanh(product / call.softcap)
     bias = 0.0 if call.bias is None else float(call.bias[key])
@@ -252,13 +255,13 @@ def _checked(model: ResidualModel, head: object) -> tuple[int, int]:
 def _largest_weight(
     given: Input, query: int, keys: list[int], head: tuple[int, int] | None
 ) -> tuple[tuple[int, int], int]:
-    """The head and the key with the largest weight of these keys; of one head where it is given."""
+    """The head and the key with the largest weight among these keys; only in `head` if that is given."""
     if head is not None and len(keys) == 1:
         return head, keys[0]
-    best, found = -1.0, ((0, 0), keys[0])
+    best, largest_pair = -1.0, ((0, 0), keys[0])
 
     def compare(layer: int, call: ObservedCall) -> None:
-        nonlocal best, found
+        nonlocal best, largest_pair
         if head is not None and layer != head[0]:
             return
         chosen = slice(None) if head is None else [head[1]]
@@ -266,10 +269,10 @@ def _largest_weight(
         largest, at = weights.flatten().max(0)
         if float(largest) > best:
             number, key = divmod(int(at), len(keys))
-            best, found = float(largest), ((layer, number if head is None else head[1]), keys[key])
+            best, largest_pair = float(largest), ((layer, number if head is None else head[1]), keys[key])
 
     record(given.model, given.ids, (query,), until=None if head is None else head[0], observe=compare)
-    return found
+    return largest_pair
 
 
 def _fixed(model: ResidualModel, layer: int) -> tuple[str, ...]:

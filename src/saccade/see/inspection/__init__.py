@@ -1,4 +1,4 @@
-"""Looking at one text through a model: weights on words, what each head is for, and sentences about the findings.
+"""One text seen through a model: weights between words, roles of heads, and sentences about the findings.
 
 Begin with `_look.py`, then `_collect.py` (weights) and `_findings.py` (sentences). Imports the operator, `models` and
 `_hooks`.

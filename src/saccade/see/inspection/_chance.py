@@ -1,10 +1,10 @@
-"""What chance gives: a head that looks at all it may see alike, and heads whose logits are random numbers.
+"""Scores by chance: of a head with equal weights on all visible keys, and of heads with random logits.
 
-Random logits are normal with the spread of an untrained model: weights drawn by fan-in give 1.0 in a row, its most
-uneven heads up to 1.25. A weight p of such a head has the log odds z - log sum exp(others), normal as well in good
-approximation (Fenton 1960 for the sum), so how large the largest of many gets is a quantile. Rows that look at one key
-have a part of their luck in common: their queries are made of one past. In the deepest layers that is up to .4 of a
-variance that is lower there, .75: .3, a sixth of the variance assumed here, which is 1.6 and that of the sum.
+Random logits are normal with the spread of an untrained model: weights drawn by fan-in give a standard deviation of 1.0
+in a row, and up to 1.25 in the most uneven heads. A weight p of such a head has the log odds z - log sum exp(others),
+approximately normal as well (Fenton 1960 for the sum), so the size of the largest of many weights is a quantile. Rows
+that look at one key share part of their deviation, since their queries come from the same past. In the deepest layers
+up to .4 of a variance of .75 is shared: .3, a sixth of the variance assumed here, 1.6 plus that of the sum.
 
 Shape legend: H heads, L tokens.
 """
@@ -25,14 +25,14 @@ from ...operator._masks import FromTensor, Mask, as_mask
 from ...operator._statistics import Statistics
 
 SPREAD = 1.25  # of random logits in a row
-SHARED = 0.2  # of the variance of a weight on one key, by all rows of a head
-LUCK = 0.01  # so often random heads may tell anything of one kind
-CLEAR_OF = 0.3  # so far above a head that looks everywhere alike a weight must stand, 1 for always
-_LEAST = 1e-12  # below it a weight is as good as none
+SHARED = 0.2  # share of the variance of a weight on one key that is common to all rows of a head
+LUCK = 0.01  # probability that random heads give a finding of one kind
+CLEAR_OF = 0.3  # least distance above equal weights for a finding, on a scale with 1 for a weight of 1
+_LEAST = 1e-12  # smaller weights count as 0
 
 
 def shown(call: ObservedCall) -> Mask | None:
-    """Which pairs may attend: the mask, and where a dense bias is not -inf or a dtype's lowest number."""
+    """The visible pairs: the mask, and where a dense bias is neither -inf nor a dtype's lowest number."""
     mask, bias = as_mask(call.mask), call.bias
     if not isinstance(bias, Tensor):
         return mask
@@ -43,14 +43,14 @@ def shown(call: ObservedCall) -> Mask | None:
 
 
 def even_call(call: ObservedCall, mask: Mask | None) -> ObservedCall:
-    """The call of a head that looks at all that ``mask`` shows alike; one head unless the mask differs by head."""
+    """The call of a head with equal weights on everything in ``mask``; one head unless the mask differs by head."""
     heads = 1 if mask is None else mask._batch_and_heads()[1]
     nothing = torch.zeros(1, heads, call.query.shape[2], 1, device=call.query.device)
     return ObservedCall(nothing, nothing, nothing, mask, scale=1.0, out=nothing, source="chance")
 
 
 class UniformCalls:
-    """The even call of each layer; layers that show the same pairs share it."""
+    """The call with equal weights for each layer; layers with the same visible pairs share it."""
 
     def __init__(self) -> None:
         self._known: list[tuple[Mask | None, ObservedCall]] = []
@@ -65,14 +65,14 @@ class UniformCalls:
 
 
 class UniformStatistics:
-    """The even call of each layer and its statistics, which `measure` takes; the layers of one even call share them."""
+    """The equal-weight call of each layer and its statistics by `measure`; layers with one such call share both."""
 
     def __init__(self, measure: Callable[[ObservedCall], Statistics]):
         self._measure, self._calls = measure, UniformCalls()
         self._known: dict[int, Statistics] = {}
 
     def of(self, call: ObservedCall) -> tuple[ObservedCall, Statistics]:
-        even = self._calls.of(call)  # which keeps it, so its id stays its own
+        even = self._calls.of(call)  # which keeps the call, so its id is not reused
         if id(even) not in self._known:
             self._known[id(even)] = self._measure(even)
         return even, self._known[id(even)]
@@ -87,7 +87,7 @@ def above_chance(score: np.ndarray, chance: np.ndarray | float) -> np.ndarray:
 
 
 def largest_weight(chance: np.ndarray, count: int) -> np.ndarray:
-    """What the largest of ``count`` weights of random heads stays under but for LUCK, each of this ``chance``."""
+    """The bound that the largest of ``count`` weights of random heads exceeds with probability LUCK; (...) chances."""
     odds = _odds(chance)
     others = _sum_of_others(odds)
     middle = np.log(odds) - SPREAD**2 / 2 + others / 2
@@ -95,8 +95,8 @@ def largest_weight(chance: np.ndarray, count: int) -> np.ndarray:
 
 
 class ChanceMean(NamedTuple):
-    """What chance gives to an average over rows: its value and its standard deviation, where each row has luck of its
-    own, and where all have the same."""
+    """An average over rows by chance: its value, its standard deviation for independent rows, and that for rows with
+    one common deviation."""
 
     value: np.ndarray
     deviation: np.ndarray
@@ -104,27 +104,27 @@ class ChanceMean(NamedTuple):
 
 
 def mean_of(chance: np.ndarray, different: float = 1.0) -> ChanceMean:
-    """Of the chances (..., rows) of the single rows; NaN without a row.
+    """The mean of the chances (..., rows) of single rows; NaN without a row.
 
-    ``different``: the share of rows that are of different words. Queries of one word are alike, and so is their luck.
+    ``different``: the share of rows with different words. Queries of one word are alike, and so are their deviations.
     """
     rows = chance.shape[-1]
     if not rows:
         return ChanceMean(*3 * (np.full(chance.shape[:-1], np.nan),))
     spread = SPREAD**2 + _sum_of_others(_odds(chance))
-    variance = chance * (1 - chance) * (1 - 1 / np.sqrt(1 + math.pi * spread / 8))  # of a logistic of a normal number
+    variance = chance * (1 - chance) * (1 - 1 / np.sqrt(1 + math.pi * spread / 8))  # logistic of a normal variable
     return ChanceMean(chance.mean(-1), np.sqrt(variance.sum(-1) / different) / rows, np.sqrt(variance).mean(-1))
 
 
 def averaged(chance: ChanceMean, rows: np.ndarray | int, heads: int = 1) -> ChanceMean:
-    """What chance gives to the average of so many rows like this ``chance``, in so many heads."""
+    """The average over `rows` rows with this ``chance``, in each of `heads` heads."""
     return ChanceMean(chance.value, chance.deviation / np.sqrt(rows * heads), chance.deviation / np.sqrt(heads))
 
 
 def largest_mean(chance: ChanceMean, count: int, clear_of: float = CLEAR_OF, shared: float = 0.0) -> np.ndarray:
-    """What the largest of ``count`` such averages stays under but for LUCK, and what is clear of looking alike.
+    """The bound that the largest of ``count`` such averages exceeds with probability LUCK, at least `clear_of` high.
 
-    ``shared``: the share of luck that is that of all rows, `SHARED` where they look at one key.
+    ``shared``: the share of variance that is common to all rows, `SHARED` where they look at one key.
     """
     deviation = np.sqrt((1 - shared) * chance.deviation**2 + shared * np.maximum(chance.deviation, chance.common) ** 2)
     lucky = chance.value + _quantile(count) * deviation
@@ -132,10 +132,10 @@ def largest_mean(chance: ChanceMean, count: int, clear_of: float = CLEAR_OF, sha
 
 
 def uneven(weights: np.ndarray, attended: np.ndarray, count: int, different: float = 1.0) -> np.ndarray:
-    """(..., H): whether the logits of a head spread more than random ones would in ``count`` heads.
+    """(..., H): whether the logits of a head spread more than random logits would in any of ``count`` heads.
 
-    ``weights`` (..., H, rows, keys), ``attended`` the same with H = 1: the keys that a row sees. ``different``: as in
-    `mean_of`, of the rows and of the keys.
+    ``weights`` (..., H, rows, keys); ``attended`` the same with H = 1: the visible keys of each row. ``different``: as
+    in `mean_of`, for rows and keys.
     """
     logits = np.log(np.maximum(weights, _LEAST, dtype=np.float64))
     keys = attended.sum(-1, keepdims=True)
@@ -154,7 +154,7 @@ def _odds(chance: np.ndarray) -> np.ndarray:
 
 
 def _sum_of_others(odds: np.ndarray) -> np.ndarray:
-    """The variance of the log of the sum over the other keys, of which there are 1 / odds for each one looked at."""
+    """The variance of the log of the sum over the other keys, of which there are about 1 / odds."""
     return np.asarray(np.log1p((math.exp(SPREAD**2) - 1) * odds))
 
 

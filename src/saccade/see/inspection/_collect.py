@@ -1,4 +1,4 @@
-"""Run a model on a text and keep its attention weights, on words.
+"""Run a model on a text and keep its attention weights, between words.
 
 Shape legend: B batch, H query heads, L tokens and W words, the special ones included.
 """
@@ -25,16 +25,15 @@ from ._words import Word, group, split_words
 class AttentionMap:
     """The attention weights of every head of a model on one text, between words.
 
-    ``weights[layer, head, q, k]`` is how much word ``q`` looks at word ``k``: summed over the pieces of the key word
-    and
-    averaged over the pieces of the query word, so every row sums to 1. The special tokens of the model are words too:
+    ``weights[layer, head, q, k]`` is how much word ``q`` attends to word ``k``: summed over the tokens of the key word
+    and averaged over the tokens of the query word, so every row sums to 1. The special tokens of the model are words
+    too:
     ``<s>`` is word 0 of Saccade's models. Where layers have different numbers of heads, missing heads are all 0.
 
-    ``alike`` (layers, 1, q, k) is the same for a head that gives every visible token the same weight: what chance
-    gives.
+    ``alike`` (layers, 1, q, k) is the same for a head with equal weights on all visible tokens: its weights by chance.
 
     For a part of a longer text ``at`` holds the numbers of its words in the whole text. Rows then sum to less than 1:
-    the weight on words outside the part is missing.
+    weights on words outside the part are missing.
 
     Example:
         >>> from saccade.inspection import collect, open_model
@@ -51,9 +50,9 @@ class AttentionMap:
     words: tuple[Word, ...]
     weights: np.ndarray
     alike: np.ndarray
-    causal: bool = True  # whether no word looks at a later one
-    by_layer: tuple[int, ...] = ()  # heads of each layer; () where all have as many
-    at: tuple[int, ...] = ()  # indices of the words among those of the whole text; () where these are all
+    causal: bool = True  # whether no word attends to a later one
+    by_layer: tuple[int, ...] = ()  # heads of each layer; () where all layers have equally many
+    at: tuple[int, ...] = ()  # indices of the words in the whole text; () where the map is of the whole text
 
     @property
     def layers(self) -> int:
@@ -61,35 +60,35 @@ class AttentionMap:
 
     @property
     def heads(self) -> int:
-        """Heads of a layer, the most that any has."""
+        """The largest number of heads in a layer."""
         return int(self.weights.shape[1])
 
     def places(self) -> Iterator[tuple[int, int]]:
-        """(layer, head) of every head there is."""
+        """(layer, head) of every head."""
         for layer in range(self.layers):
             for head in range(self.by_layer[layer] if self.by_layer else self.heads):
                 yield layer, head
 
     @property
     def count(self) -> int:
-        """How many heads there are."""
+        """The number of heads."""
         return sum(1 for _ in self.places())
 
     @property
     def size(self) -> str:
-        """Layers and heads in words."""
+        """The number of layers and heads in words."""
         if self.by_layer:
             return f"{counted(self.count, 'head')} in {counted(self.layers, 'layer')}"
         return f"{counted(self.layers, 'layer')} x {counted(self.heads, 'head')}"
 
     @property
     def pieces(self) -> int:
-        """Pieces the tokenizer made of the text, without special tokens."""
+        """The number of tokens of the text, without special tokens."""
         return sum(word.last - word.first for word in self.words if not word.special)
 
     @property
     def ordinary(self) -> np.ndarray:
-        """The words of the text: indices of those that are no special token."""
+        """The indices of words that are no special token."""
         return np.flatnonzero([not word.special for word in self.words])
 
     @property
@@ -99,7 +98,7 @@ class AttentionMap:
 
     @property
     def seen_by(self) -> np.ndarray:
-        """(W,): how many words each word sees."""
+        """(W,): the number of visible words for each word."""
         size = len(self.words)
         return np.arange(1, size + 1) if self.causal else np.full(size, size)
 
@@ -130,10 +129,10 @@ def collect(model: TextModel | Model, text: str) -> AttentionMap:
     evens = UniformCalls()
 
     def keep(layer: int, call: ObservedCall) -> None:
-        seen = weights_of(call)
-        check_finite(layer, seen)
-        for out, found in ((weights, seen), (alike, weights_of(evens.of(call)).mean(1, keepdim=True))):
-            out[layer, : found.shape[1]] = (mean @ found[0].double().cpu() @ total).float().numpy()
+        of_call = weights_of(call)
+        check_finite(layer, of_call)
+        for out, part in ((weights, of_call), (alike, weights_of(evens.of(call)).mean(1, keepdim=True))):
+            out[layer, : part.shape[1]] = (mean @ part[0].double().cpu() @ total).float().numpy()
 
     model.run(model.whole(tokens.ids), keep)
     by_layer = () if len(set(model.heads)) == 1 else model.heads
@@ -141,11 +140,10 @@ def collect(model: TextModel | Model, text: str) -> AttentionMap:
 
 
 def check_finite(layer: int, weights: Tensor) -> None:
-    """Raise ValueError where the model overflowed: no sentence can be said of weights that are NaN."""
+    """Raise ValueError where the model overflowed: weights that are NaN have no findings."""
     if not bool(weights.isfinite().all()):
         raise ValueError(
-            f"layer {layer}: the attention weights are not finite: the model's numbers overflow, as they do where "
-            "its parameters are huge"
+            f"layer {layer}: the attention weights are not finite: the model overflows, as with huge parameters"
         )
 
 
@@ -163,7 +161,7 @@ def read(model: TextModel, text: str) -> tuple[Tokens, list[Word]]:
             f"text: it has {len(spans):,} words and marks, and this model reads {model.room:,} tokens at once, "
             f"which holds the first {fit:,} of them"
         )
-    tokens = model.encode(text[: spans[-1][1]])  # blanks after the last word tell nothing
+    tokens = model.encode(text[: spans[-1][1]])  # without blanks after the last word
     before, after = ([model.written(token) for token in around] for around in (model.before, model.after))
     special = [i for i, token in enumerate(tokens.ids) if token in model.special]
     return tokens, group(text, tokens.spans, spans, before=before, after=after, special=special)
@@ -175,7 +173,7 @@ def observe_weights(lm: TextModel | Model, tokens: Tensor, visit: Callable[[int,
 
 
 def words_that_fit(model: TextModel | Model, text: str, spans: list[tuple[int, int]] | None = None) -> int:
-    """How many words of ``text``, counted from its start, fit into the model's context with its special tokens.
+    """The number of words of ``text``, from its start, that fit the model's context with its special tokens.
 
     Args:
         spans: the words as (start, stop); None: `split_words` of the text.
@@ -192,25 +190,25 @@ def words_that_fit(model: TextModel | Model, text: str, spans: list[tuple[int, i
         return len(spans)
     if not room:
         return 0
-    # Some 64 characters a token are plenty, so a whole library need not be encoded to learn that it is too long.
+    # A cut at 64 characters a token: a whole library need not be encoded to find that it is too long.
     pieces = model.encode(text[: room * 64]).spans
     if len(pieces) <= room and len(text) > room * 64:
         pieces = model.encode(text).spans
     if len(pieces) <= room:
         return len(spans)
-    end = min(pieces[room - 1][1], pieces[room][0])  # a character whose bytes are cut in two does not fit
+    end = min(pieces[room - 1][1], pieces[room][0])  # excludes a character whose bytes are cut in two
     return _last_that_fits(model, text, spans, sum(stop <= end for _, stop in spans), room)
 
 
 def _last_that_fits(model: TextModel, text: str, spans: list[tuple[int, int]], guess: int, room: int) -> int:
-    """A cut text may be encoded a little differently from a whole one: step back until it fits."""
+    """A cut text may be encoded differently from the whole: take words off until it fits."""
     while guess > 1 and len(model.encode(text[: spans[guess - 1][1]]).ids) > room:
         guess -= 1
     return guess
 
 
 def word_matrices(words: list[Word], length: int) -> tuple[Tensor, Tensor]:
-    """(W, L) that averages over a word's pieces, and (L, W) that sums over them."""
+    """(W, L) that averages over a word's tokens, and (L, W) that sums over them."""
     belongs = torch.zeros(len(words), length, dtype=torch.float64)
     for i, word in enumerate(words):
         belongs[i, word.first : word.last] = 1

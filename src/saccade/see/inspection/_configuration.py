@@ -1,7 +1,7 @@
-"""The configuration of a checkpoint, without what would make transformers fetch code and run it.
+"""The configuration of a checkpoint, without entries that make transformers download code and run it.
 
-A config.json is a stranger's, and transformers obeys more in it than sizes: `attn_implementation: "org/name"` fetches a
-kernel from the hub and runs it, and so does flash attention that is not installed.
+A config.json may be from a stranger, and transformers acts on its entries: `attn_implementation: "org/name"` downloads
+a kernel from the hub and runs it, and so does flash attention that is not installed.
 """
 
 from __future__ import annotations
@@ -22,89 +22,89 @@ from ...make.models._shortened import shortened
 from ...make.models.checkpoints.reading import read_json
 from ...support._seeding import seeded
 
-_ATTENTION = ("eager", "sdpa", "flex_attention", "saccade")  # of PyTorch, and what `register()` adds
-_MODULES = re.compile(r"layer|block|expert|depth")  # of which a model is made one by one
+_ATTENTION = ("eager", "sdpa", "flex_attention", "saccade")  # PyTorch's, and the one of `register()`
+_MODULES = re.compile(r"layer|block|expert|depth")  # counts of modules
 _FEW = 1000
-_LABELS = 10**6  # each is a name in the configuration, made as it is read
-_PACKED = 16  # eight numbers may be packed in one, and the embedding be missing
+_LABELS = 10**6  # transformers makes a name for each label while it reads the configuration
+_PACKED = 16  # allowed factor: eight numbers may be packed in one, and the embedding be missing
 _SMALL = 2**20
 _EXPERTS = ("eager", "batched_mm", "grouped_mm")
 
 
 def read_configuration(source: str, *, local: bool) -> Any:
-    """The configuration in a folder, or of a name on the hub; it asks for implementations of this machine alone.
+    """The configuration in a folder or of a hub name, with attention implementations of this machine only.
 
-    Flash attention, which computes the same, is left out: transformers then takes `sdpa`, or `eager` where that is all.
+    Flash attention, which computes the same, is left out: transformers then chooses `sdpa`, or `eager` if it must.
 
     Raises:
-        ValueError: another implementation; a "/" in its name is code on the hub. Exception: of transformers.
+        ValueError: another implementation; a "/" in its name is code on the hub. Exception: from transformers.
     """
     import transformers
 
     if local:
         _check_counts(Path(source))
-    # False: nobody is asked whether foreign code (`auto_map`) may run.
+    # False: transformers must not prompt whether to run foreign code (`auto_map`).
     config = transformers.AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     there = ("eager", *transformers.AttentionInterface().valid_keys())
     known = tuple(name for name in _ATTENTION if name in there)
-    for fields, key, asked in list(_implementations(config)):
+    for fields, key, implementation in list(_implementations(config)):
         field = key.strip("_").removesuffix("_internal")
         choices = _EXPERTS if "expert" in field else known
-        foreign = next((name for name in _strings(asked) if "/" in name), None)
+        foreign = next((name for name in _strings(implementation) if "/" in name), None)
         if foreign is not None:
             raise ValueError(
                 f"{field} is {shortened(repr(foreign))}, code on the hub, which is not run; expected one of "
                 f"{', '.join(choices)}"
             )
-        if asked is None or isinstance(asked, dict) or asked in choices:
-            continue  # a dictionary is told part by part, and each of them has it by now
-        if "expert" not in field and not str(asked).startswith("flash_attention"):
-            raise ValueError(f"{field} is {shortened(repr(asked))}; expected one of {', '.join(known)}")
+        if implementation is None or isinstance(implementation, dict) or implementation in choices:
+            continue  # the entries of a dictionary are checked one by one
+        if "expert" not in field and not str(implementation).startswith("flash_attention"):
+            raise ValueError(f"{field} is {shortened(repr(implementation))}; expected one of {', '.join(known)}")
         fields[key] = None
     return config
 
 
 def check_sizes(config: Any, folder: Path, make: Callable[[Any], Any]) -> None:
-    """ValueError where a configuration asks for far more than its weights hold, before anything of it is made.
+    """ValueError where a configuration needs far more numbers than its weights hold, before a model is made of it.
 
-    Far more: names and shapes are compared by transformers, whose renaming is its own, and parts may be missing. Where
-    there are no weights to compare with, more than this machine's memory.
+    Far more: names and shapes are only compared by transformers, which renames them, and parts may be missing. Without
+    weights to compare with, the limit is this machine's memory.
     """
     counts = _stored(folder)
     numbers = sum(counts)
     try:
-        # Without memory, and without drawing what a caller's seed is for.
+        # On the meta device, and without changing the caller's random state.
         with torch.device("meta"), seeded(None):
             made = make(copy.deepcopy(config))
-        asked = sum(parameter.numel() for parameter in made.parameters())
-    except Exception:  # what transformers has to say against it, it says when it makes the model
+        needed = sum(parameter.numel() for parameter in made.parameters())
+    except Exception:  # transformers raises it again when it makes the model
         return
     most = _PACKED * numbers + _SMALL if counts else _memory() // 4
-    if asked > most:
+    if needed > most:
         has = f"its weights hold {numbers:,}" if counts else "there are no weights, nor memory for random ones"
-        raise ValueError(f"it asks for {asked:,} numbers, and {has}")
+        raise ValueError(f"it needs {needed:,} numbers, and {has}")
 
 
 def _check_counts(folder: Path) -> None:
-    """ValueError where config.json names counts that reading it would already work through one by one."""
+    """ValueError for counts in config.json that would take long to read one by one."""
     try:
         values = read_json(folder / "config.json")
-    except (OSError, ValueError):  # transformers says it
+    except (OSError, ValueError):  # transformers reports it
         return
     tensors = len(_stored(folder))
     for fields in _parts(values):
         for key, value in fields.items():
             if not isinstance(value, int):
                 continue
-            told = f"{key} is {shortened(f'{value:,}')}"
+            entry = f"{key} is {shortened(f'{value:,}')}"
             if _MODULES.search(key) and value > max(_FEW, tensors):
-                raise ValueError(f"{told}, and its weights are {tensors:,} tensors")
+                raise ValueError(f"{entry}, and its weights are {tensors:,} tensors")
             if key == "num_labels" and value > _LABELS:
-                raise ValueError(f"{told}; expected at most {_LABELS:,}")
+                raise ValueError(f"{entry}; expected at most {_LABELS:,}")
 
 
 def _stored(folder: Path) -> list[int]:
-    """How many numbers are in each tensor of the folder's safetensors, by their headers; damaged files are left out."""
+    """The number of elements of each tensor in the folder's safetensors, by their headers; without damaged files."""
     counts = []
     for path in sorted(folder.glob("*.safetensors")):
         with suppress(OSError, safetensors.SafetensorError), safetensors.safe_open(path, "pt") as file:
@@ -113,7 +113,7 @@ def _stored(folder: Path) -> list[int]:
 
 
 def _memory() -> int:
-    """Bytes of this machine's memory; where it does not tell, what no machine has."""
+    """This machine's memory in bytes; a number above any machine's if it is unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -122,7 +122,7 @@ def _memory() -> int:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """No request goes to the hub meanwhile, whatever the files of a folder ask for."""
+    """Block requests to the hub, whatever the files of a folder name."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
@@ -134,29 +134,29 @@ def offline() -> Iterator[None]:
 
 
 def _implementations(config: Any) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """(where it stands, its key, its value) of each implementation that a configuration or a part of it asks for."""
+    """(dictionary, its key, its value) of each implementation that a configuration or a part of it names."""
     for fields in _parts(config):
         yield from ((fields, key, value) for key, value in fields.items() if "_implementation" in key)
 
 
 def _parts(config: Any) -> Iterator[dict[str, Any]]:
-    """The fields of a configuration, and of everything in it that has some; however deep, without recursion."""
-    waiting, seen = [config], {id(config)}
+    """The fields of a configuration, and of everything in it that has fields; without recursion, so at any depth."""
+    waiting, visited = [config], {id(config)}
     while waiting:
         fields = _fields(waiting.pop())
         yield fields
         for value in fields.values():
-            if id(value) not in seen and _fields(value):
-                seen.add(id(value))
+            if id(value) not in visited and _fields(value):
+                visited.add(id(value))
                 waiting.append(value)
 
 
 def _fields(part: Any) -> dict[str, Any]:
-    """Of a configuration (past its setters, which change the parts inside), an object or a list; else none."""
+    """The fields of a configuration (read past its setters, which change nested parts), object or list; else none."""
     if isinstance(part, dict):
         return part if all(isinstance(key, str) for key in part) else {str(key): part[key] for key in part}
     if isinstance(part, (list, tuple)):
-        return {str(number): one for number, one in enumerate(part)}
+        return {str(number): element for number, element in enumerate(part)}
     return vars(part) if hasattr(part, "model_type") else {}
 
 
@@ -164,5 +164,5 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list, tuple)):
-        for one in _fields(value).values():
-            yield from _strings(one)
+        for element in _fields(value).values():
+            yield from _strings(element)

@@ -1,12 +1,11 @@
-"""A few plain sentences about what a model attends to in one text, each with the number it stands on.
+"""Sentences about what a model attends to in one text, each with its number.
 
-Every candidate carries how telling it is: for a single weight, ``w * ln(w / expected)`` of ``telling`` (a link between
-words that stand n and m times counts 1 / sqrt(n m) of it); for a habit, ``m * ln(m / chance)`` with the average weight
-m. The best of each kind compete, so that the few sentences shown are not three of the same.
+Candidates are ranked by how surprising they are: a single weight by ``w * ln(w / expected)`` of ``telling`` (divided by
+sqrt(n m) for a link between words that occur n and m times); a habit, with average weight m, by ``m * ln(m / chance)``.
+The best of each kind compete, so that the few sentences shown are of different kinds.
 
-Findings that chance can explain are left out: weights and averages stand clear of a head that looks everywhere
-    alike, and
-of the largest that as many heads with random logits would give.
+Findings that chance can explain are left out: weights and averages must exceed those of a head with equal weights,
+and the largest that equally many heads with random logits would give.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ._chance import CLEAR_OF, SHARED, ChanceMean, above_chance, largest_mean, l
 from ._collect import AttentionMap
 from ._scores import by_chance, different, followers, here, occurrences, telling, visible
 
-MOST, MAIN, CLEAR = 0.5, 0.3, 0.1  # "mostly"; the least weight of a link worth a sentence; the least telling, in nats
+MOST, MAIN, CLEAR = 0.5, 0.3, 0.1  # "mostly"; least weight of a link; least value of `telling`, in nats
 NOTHING_BUT_CHANCE = (
     "Nothing in this text is above chance: heads with uniform or random weights would give the same numbers"
 )
@@ -63,12 +62,12 @@ class MapFinding:
 
     @property
     def place(self) -> tuple[int, int]:
-        """(layer, head); (0, 0) for what is about no single head."""
+        """(layer, head); (0, 0) for a finding about no single head."""
         return self.layer or 0, self.head or 0
 
 
 class HeadHabits(NamedTuple):
-    """The averages of all heads on a text, what chance gives to them, and which heads are no more than random."""
+    """Averages of all heads on a text, the same by chance, and which heads are no different from random ones."""
 
     total: int
     means: dict[str, np.ndarray]  # (layers, heads) by name
@@ -78,7 +77,7 @@ class HeadHabits(NamedTuple):
 
 @renamed_arguments(seen="attention")
 def find(attention: AttentionMap, roles: dict[str, Any] | None = None, limit: int = 5) -> list[MapFinding]:
-    """The most telling findings of a map, at least one. The first is about a head if any head stands out.
+    """The most surprising findings of a map, at least one. The first is about a head if any head stands out.
 
     Links are ranked by `telling`. A weight is reported if it stands at least .30 above chance,
     ``(weight - chance) / (1 - chance)``, and if heads with random logits show such a weight in fewer than 1 text of
@@ -97,7 +96,7 @@ def find(attention: AttentionMap, roles: dict[str, Any] | None = None, limit: in
         13 of 32 heads put more than .51 of their weight on the first token, '<s>'
     """
     gain = telling(attention.weights, attention.causal, attention.alike)
-    # Layer by layer: of a large model on a long text one map more would be too much.
+    # Layer by layer: another map of a large model on a long text would fill memory.
     layers = zip(attention.weights, attention.alike, strict=True)
     at_random = ~np.stack([uneven(w, even > 0, attention.count, different(attention)) for w, even in layers])
     heads = HeadHabits(attention.count, here(attention), by_chance(attention), at_random)
@@ -143,26 +142,26 @@ def diverse(candidates: list[MapFinding], limit: int) -> list[MapFinding]:
     """The best of each kind, then a second link from another head and word if there is room."""
     ranked = sorted(candidates, key=lambda f: -f.telling)
     chosen: list[MapFinding] = []
-    for one in ranked:
-        if all(f.kind != one.kind for f in chosen):
-            chosen.append(one)
+    for candidate in ranked:
+        if all(f.kind != candidate.kind for f in chosen):
+            chosen.append(candidate)
     chosen = chosen[:limit]
     first = next((f for f in chosen if f.kind == "look"), None)
     if first and len(chosen) < limit:
         others = (f for f in ranked if f.kind == "look" and f.place != first.place and f.query != first.query)
         second = next(others, None)
         chosen += [second] if second else []
-    # Words come before habits: a link between two words is what a reader can check at a glance.
+    # Words come before habits: a reader can check a link between two words at a glance.
     return sorted(chosen, key=lambda f: (f.query is None, -f.telling))
 
 
 def _beyond_chance(
     attention: AttentionMap, pairs: np.ndarray, at_random: np.ndarray, least: np.ndarray | float = CLEAR_OF
 ) -> np.ndarray:
-    """(layers, heads, W, W): the weights of the ``pairs`` (W, W) that no chance gives.
+    """(layers, heads, W, W): the weights of the ``pairs`` (W, W) that chance does not explain.
 
-    They stand clear of a head that looks everywhere alike, ``least`` by head, and either the head is none that is
-    ``at_random``, or they are larger than the largest of random heads on these pairs.
+    They are at least ``least`` above equal weights (by head), and either the head is not ``at_random``, or they are
+    larger than the largest weight of random heads on these pairs.
     """
     out = np.zeros(attention.weights.shape, dtype=bool)
     least = np.broadcast_to(least, at_random.shape)[..., None, None]
@@ -174,18 +173,18 @@ def _beyond_chance(
 
 
 def _links(attention: AttentionMap, gain: np.ndarray, at_random: np.ndarray) -> Iterator[MapFinding]:
-    """One word that looks at another further off, not at its own repetition or what followed that."""
+    """A word that attends to a distant word, other than its own repetition or the word after that."""
     others = occurrences(attention)
     place = np.arange(len(others))
     far = visible(attention) & (abs(place[:, None] - place) > 1)
     plain = np.array([not (w.special or w.is_delimiter) for w in attention.words])
-    counts = 1 + (others | others.T).sum(-1)  # a word that is everywhere in the text says less
+    counts = 1 + (others | others.T).sum(-1)  # a link to a frequent word is less surprising
     pairs = far & plain[:, None] & plain & ~others & ~followers(attention, others)
     if not pairs.any():
         return
     largest = attention.weights.argmax(-1)
-    told = (attention.weights >= MAIN) & (gain >= CLEAR) & _beyond_chance(attention, pairs, at_random)
-    for layer, head, q, k in np.argwhere(told).tolist():
+    links = (attention.weights >= MAIN) & (gain >= CLEAR) & _beyond_chance(attention, pairs, at_random)
+    for layer, head, q, k in np.argwhere(links).tolist():
         if largest[layer, head, q] == k:
             worth = gain[layer, head, q, k] / np.sqrt(counts[q] * counts[k])
             yield _link(attention, layer, head, q, k, float(worth))
@@ -206,12 +205,12 @@ def looks(query: str, key: str, value: float, layer: int, head: int) -> str:
 def _copies(
     attention: AttentionMap, gain: np.ndarray, copying: set[tuple[int, int]], at_random: np.ndarray
 ) -> Iterator[MapFinding]:
-    """A repeated word that looks at its other occurrence, or at what followed it."""
+    """A repeated word that attends to its other occurrence, or to the word after that."""
     others = occurrences(attention)
     if not others.any():
         return
     follows = followers(attention, others)
-    measured = np.zeros_like(at_random)  # what was measured on other texts needs less of a proof
+    measured = np.zeros_like(at_random)  # heads measured on other texts need less evidence
     measured[tuple(np.array(sorted(copying), int).reshape(-1, 2).T)] = True
     least = np.where(measured, CLEAR_OF / 2, CLEAR_OF)
     beyond = _beyond_chance(attention, others | follows, at_random & ~measured, least)
@@ -256,7 +255,7 @@ HABITS = {"previous": "looks one {} back", "next": "looks one {} ahead", "self":
 
 
 def habits_of(heads: HeadHabits, unit: str) -> Iterator[MapFinding]:
-    """For each habit the head that has it most, if one has it; ``unit`` is what averages are over, "word" say."""
+    """For each habit the head with the largest average, if large enough; ``unit`` is "word" or "token"."""
     habits, chance = heads.means, heads.chance
     for name, does in HABITS.items():
         if np.isnan(habits[name]).all():
@@ -271,7 +270,7 @@ def habits_of(heads: HeadHabits, unit: str) -> Iterator[MapFinding]:
 
 
 def largest_of(values: np.ndarray) -> tuple[int, int]:
-    """(layer, head) of the largest; NaN counts for nothing."""
+    """(layer, head) of the largest value, without NaN."""
     layer, head = np.unravel_index(np.nan_to_num(values).argmax(), values.shape)
     return int(layer), int(head)
 
@@ -286,7 +285,7 @@ def _delimiters(attention: AttentionMap, at_random: np.ndarray) -> Iterator[MapF
         if len(rows) < 3:
             continue
         means, even = attention.weights[:, :, rows, k].mean(-1), attention.alike[:, :, rows, k]
-        # What rows have in common is luck only in a head that is at random.
+        # Rows share a deviation only in a head that is at random.
         chance = mean_of(even, different(attention))
         clear, lucky = (largest_mean(chance, attention.count * len(marks), shared=shared) for shared in (0.0, SHARED))
         least = np.where(at_random, lucky, clear)
@@ -312,9 +311,9 @@ def _sink(attention: AttentionMap, heads: HeadHabits) -> list[MapFinding]:
 
 
 def sinks_of(heads: HeadHabits, names: dict[int, str], first_is_special: bool) -> list[MapFinding]:
-    """How many heads rest on the first token, and how many on [SEP] or whatever special tokens there are besides.
+    """How many heads put more than half of their weight on the first token, and how many on other special tokens.
 
-    ``names``: of the first token and of the special ones, by their places.
+    ``names``: of the first token and of the special tokens, by position.
     """
     kind = "token" if first_is_special else "word"
     out = _resting(heads, "sink", f"the first {kind}, {names[0]}")
@@ -326,21 +325,21 @@ def sinks_of(heads: HeadHabits, names: dict[int, str], first_is_special: bool) -
 
 
 def _resting(heads: HeadHabits, kind: str, where: str) -> list[MapFinding]:
-    """How many of ``count`` heads have an average there of more than half, or of what chance gives if that is more.
+    """How many heads have an average there above one half, or above chance if that is more.
 
-    Nothing where all those heads are ``at_random`` and such as luck that rows have in common would give.
+    Empty if all of these are ``at_random`` and no larger than a deviation shared by rows explains.
     """
     count, means, chance, at_random = heads.total, heads.means[kind], heads.chance[kind], heads.at_random
     least = max(MOST, float(np.max(np.nan_to_num(largest_mean(chance, count)))))
-    least = max(MOST, hundredths(least) / 100)  # the number in the sentence, to which a reader can compare
+    least = max(MOST, hundredths(least) / 100)  # the number in the sentence
     lucky = at_random & (means <= largest_mean(chance, count, shared=SHARED))
     if not ((means > least) & ~lucky).any():
         return []
-    found = int((means > least).sum())
-    puts, their = ("puts", "its") if found == 1 else ("put", "their")
+    resting = int((means > least).sum())
+    puts, their = ("puts", "its") if resting == 1 else ("put", "their")
     much = "half" if least == MOST else short_number(least)
-    sentence = f"{found} of {count} heads {puts} more than {much} of {their} weight on {where}"
-    return [MapFinding(kind, sentence, found, 0.0)]
+    sentence = f"{resting} of {count} heads {puts} more than {much} of {their} weight on {where}"
+    return [MapFinding(kind, sentence, resting, 0.0)]
 
 
 def _nothing(attention: AttentionMap, at_random: bool) -> MapFinding:

@@ -1,4 +1,4 @@
-"""Everything that is shown of one look at one text."""
+"""`look`: attention weights, findings and roles for one text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...support._registered import picture
 from ._chance import ChanceMean, above_chance
 from ._collect import AttentionMap, collect, read
 from ._findings import MapFinding, find
-from ._models import ModelWithProgress, SaccadeModel, TextModel
+from ._models import SaccadeModel, TextModel, with_progress
 from ._published import as_text_model
 from ._roles import ROLE_NAMES
 from ._scores import by_chance, here, telling
@@ -25,19 +25,19 @@ from ._token_map import TokenMap, look_again, survey
 from ._token_map_findings import find_in_whole, name_in_whole
 from ._words import about_tokens
 
-MOST_WORDS = 1000  # beyond that no screen and no page holds a map of all words
-MOST_WEIGHTS = 2**27  # of all heads together, half a gigabyte
-LEAST_OUTSIDE, MOST_OUTSIDE = 0.1, 5  # of what the words of a part look at outside of it, what is told
-PART = 40  # words of the map of a longer text, unless others are asked for
+MOST_WORDS = 1000  # a map of more words fits no screen and no page
+MOST_WEIGHTS = 2**27  # of all heads together, half a gibibyte
+LEAST_OUTSIDE, MOST_OUTSIDE = 0.1, 5  # least weight and number of reported words outside a part
+PART = 40  # default number of words in the map of a longer text
 
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """The attention of a model on a text: the map, the findings, the roles of the heads, and the head to show large.
+    """The attention of a model on one text: map, findings, roles of the heads, and the head that is shown large.
 
-    ``roles`` is what ``measure_roles`` returns, None where the roles of this model were never measured. ``query`` is
-    the word that a viewer selects first. For a text too long for a map of all its words ``seen`` is the map of a part,
-    ``whole`` holds the findings of the whole text, and ``outside`` the words outside the part that its words look at.
+    ``roles`` is the result of ``measure_roles``, None where the roles of this model were not measured. ``query`` is the
+    word that a viewer selects first. For a text too long for a map of all its words ``seen`` is the map of a part,
+    ``whole`` holds the findings of the whole text, and ``outside`` the words outside the part that its words attend to.
 
     Example:
         >>> from saccade.inspection import look, open_model
@@ -58,7 +58,7 @@ class Look:
     source: str = ""
     whole: TokenMap | None = None
     outside: Sequence[str] = ()
-    generates: bool = True  # whether `saccade generate` can go on with the text
+    generates: bool = True  # whether `saccade generate` can continue the text
 
     def __repr__(self) -> str:
         text = shorten(self.seen.text[:200], 40)
@@ -70,46 +70,46 @@ class Look:
 
     @cached_property
     def habits(self) -> dict[str, np.ndarray]:
-        """(layers, heads) by name: `here` of the map, or of all tokens of a text of which the map is a part."""
+        """(layers, heads) by name: the averages of `here`, over the map or, if that is partial, over the whole text."""
         return here(self.seen) if self.whole is None else self.whole.habits
 
     @cached_property
     def chance(self) -> dict[str, ChanceMean]:
-        """What chance gives to the ``habits``, (layers, 1) by name."""
+        """The ``habits`` by chance, (layers, 1) by name."""
         return by_chance(self.seen) if self.whole is None else self.whole.chance
 
     @property
     def words(self) -> int:
-        """How many words the text has, special tokens not counted."""
+        """The number of words in the text, without special tokens."""
         return len(self.seen.ordinary) if self.whole is None else len(self.whole.ordinary)
 
     @property
     def pieces(self) -> int:
-        """How many tokens the text has, special ones not counted."""
+        """The number of tokens in the text, without special ones."""
         return self.seen.pieces if self.whole is None else self.whole.pieces
 
     @cached_property
     def note(self) -> str:
-        """What is to be said first of a text whose words are of several tokens each; "" of any other."""
+        """A note on texts whose words have several tokens each; "" for others."""
         return about_tokens(self.seen.words if self.whole is None else self.whole.words)
 
     @cached_property
     def gain(self) -> np.ndarray:
-        """(W, W): how telling each weight of the shown head is."""
+        """(W, W): how surprising each weight of the shown head is."""
         return _gain(self.seen, self.layer, self.head)
 
     def measured(self, layer: int, head: int) -> dict[str, Any] | None:
-        """The head's entry in ``heads.json``, None if its role was never measured."""
+        """The head's entry in ``heads.json``, None if its role was not measured."""
         heads = (self.roles or {}).get("heads", ())
         return next((h for h in heads if (h["layer"], h["head"]) == (layer, head)), None)
 
     def habit(self, name: str, layer: int, head: int) -> float | None:
-        """The head's own score ``name`` on this text, None where the text cannot tell (no repeated word, say)."""
+        """The head's score ``name`` on this text, None where the text has no case of it (such as a repeated word)."""
         value = float(self.habits[name][layer, head]) if name in self.habits else np.nan
         return None if np.isnan(value) else value
 
     def above(self, name: str, layer: int, head: int) -> float | None:
-        """The same score above chance, as roles are decided: 0 for chance and 1 for always."""
+        """The same score above chance, as for roles: 0 for chance and 1 for always."""
         value = self.habit(name, layer, head)
         if value is None or name not in self.chance:
             return value
@@ -119,38 +119,38 @@ class Look:
     def deciding(role: dict[str, Any]) -> float:
         """The score above chance that decided the role of a ``measured`` head, rounded down to hundredths.
 
-        So no head shows a threshold that it missed.
+        Rounded down, no head shows the value of a threshold that it missed.
         """
         score = role.get("above_chance", {}).get(role["decided_by"], role["score"])
         return math.floor(score * 100 + 1e-9) / 100
 
     @cached_property
     def ends(self) -> tuple[int, int]:
-        """The word that a viewer selects first, and the one to which the finding says it attends, or to which it
+        """The word that a viewer selects first, and the word it attends to in the finding, or else the word to which it
         attends most clearly."""
-        told = (f.key for f in self.findings if f.place == (self.layer, self.head) and f.query == self.query)
-        key = next((key for key in told if key is not None), None)
+        keys = (f.key for f in self.findings if f.place == (self.layer, self.head) and f.query == self.query)
+        key = next((key for key in keys if key is not None), None)
         if key is None:
             start, stop = self.seen.stretch
             key = start + int(self.gain[self.query, start:stop].argmax())
         return self.query, key
 
     def columns(self, size: int) -> list[int]:
-        """The ``size`` words nearest to both ``ends``, and beside them the first token and the special ones around.
+        """The ``size`` words nearest to both ``ends``, with the first token and the special tokens around the text.
 
-        Every viewer takes these, so what a narrow one shows a wide one shows as well.
+        Every viewer takes these, so a wide viewer shows everything that a narrow one shows.
         """
         low, high = self.seen.stretch
         around = [*range(low), 0, *range(high, len(self.seen.words))]
         numbers, ends = [self.number(i) for i in range(len(self.seen.words))], [self.number(i) for i in self.ends]
-        inside = range(min(ends) + 1, max(ends))  # words between the two come first: no gap where there is room
+        inside = range(min(ends) + 1, max(ends))  # words between the two come first, so that there is no gap
         nearest = sorted(
             range(low, high), key=lambda i: (min(abs(numbers[i] - end) for end in ends), numbers[i] not in inside, i)
         )
         return sorted({*around, *nearest[:size]})
 
     def breaks(self, columns: Sequence[int]) -> list[int]:
-        """Places in ``columns`` of words that do not follow the one before in the text: there one passage ends."""
+        """Places in ``columns`` of words that do not follow the word before: a passage of the text ends there."""
         at = [self.seen.at[i] if self.seen.at else i for i in columns]
         return [i for i in range(1, len(at)) if at[i] != at[i - 1] + 1]
 
@@ -160,7 +160,7 @@ class Look:
         return (self.seen.at[i] if self.seen.at else i) - leading + 1
 
     def runs(self, columns: Sequence[int]) -> list[tuple[int, int]]:
-        """(first, last) of the numbers of those words, special tokens left out, run by run."""
+        """(first, last) word numbers of each run of consecutive words, without special tokens."""
         start, stop = self.seen.stretch
         out: list[tuple[int, int]] = []
         for number in (self.number(i) for i in columns if start <= i < stop):
@@ -171,7 +171,7 @@ class Look:
         return out
 
     def part(self, columns: Sequence[int]) -> str:
-        """Which words these are, as ``words 1 to 20 and 2,164 to 2,183 of 3,024``."""
+        """The words as text, such as ``words 1 to 20 and 2,164 to 2,183 of 3,024``."""
         runs = [f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in self.runs(columns)]
         return f"words {joined(runs)} of {self.words:,}"
 
@@ -180,7 +180,7 @@ class Look:
         return sum(last - first + 1 for first, last in self.runs(columns)) == self.words
 
     def looking(self, columns: Sequence[int]) -> list[int]:
-        """Those of the words ``columns`` whose rows say anything: not that of a token which sees itself alone."""
+        """The ``columns`` whose rows have information: not that of a token which sees only itself."""
         return [i for i in columns if not (i == 0 and self.seen.causal and self.seen.words[0].special)]
 
 
@@ -197,15 +197,15 @@ def look(
     """Look at ``text`` through ``model``.
 
     A text of more than 1,000 words, or one whose map of every head would take half a gigabyte, gets no full map. Its
-    findings come from statistics in linear memory: averages by kind of token, entropy, distance, the words that get
-    most from all heads, and the strongest links. The map is that of a part.
+    findings come from statistics in linear memory: averages by kind of token, entropy, distance, the words with the
+    largest total weight, and the strongest links. The map is that of a part.
 
     Args:
-        head: (layer, head) to show large; None: the most telling one.
+        head: (layer, head) to show large; None: the one of the first finding.
         rows: (first, last) words of the part, counted from 1. The model reads them with the whole text around them.
             Also allowed for a short text.
         name: the model's name in reports.
-        source: where the text is from, as reports show it.
+        source: where the text is from, for reports.
         progress: called as ``progress(done, total)`` after every layer of every pass over the text.
 
     Raises:
@@ -222,18 +222,14 @@ def look(
     check_head(model, head)
     _check_roles(model)
     tokens, words = read(model, text)
-    whole = rows is None and fits_a_map(model, len(words))
+    whole = rows is None and len(words) <= MOST_WORDS and sum(model.heads) * len(words) ** 2 <= MOST_WEIGHTS
     if progress:
-        model = ModelWithProgress(model, progress, passes=1 if whole else 3)
+        model = with_progress(model, progress, passes=1 if whole else 3)
     if whole:
-        found = _of_a_map(model, collect(model, text), head)
+        result = _of_a_map(model, collect(model, text), head)
     else:
-        found = _of_a_part(model, tokens.ids, survey(model, text, tokens.ids, words), head, rows)
-    return replace(found, model=name, source=source, generates=generates)
-
-
-def fits_a_map(model: TextModel, words: int) -> bool:
-    return words <= MOST_WORDS and sum(model.heads) * words**2 <= MOST_WEIGHTS
+        result = _of_a_part(model, tokens.ids, survey(model, text, tokens.ids, words), head, rows)
+    return replace(result, model=name, source=source, generates=generates)
 
 
 def _of_a_map(model: TextModel, attention: AttentionMap, head: tuple[int, int] | None) -> Look:
@@ -258,30 +254,29 @@ def _most_telling(attention: AttentionMap, layer: int, head: int) -> int:
 def _of_a_part(
     model: TextModel, ids: list[int], whole: TokenMap, head: tuple[int, int] | None, rows: tuple[int, int] | None
 ) -> Look:
-    asked = None if rows is None else _asked(whole, rows)
+    chosen = None if rows is None else _asked(whole, rows)
     links = [(link.layer, link.head, link.query) for link in whole.links]
-    told = find_in_whole(whole, look_again(model, ids, whole, (), links, (0, 0)), model.roles)
-    (layer, number), ends = _shown(whole, told, head)
+    in_whole = find_in_whole(whole, look_again(model, ids, whole, (), links, (0, 0)), model.roles)
+    (layer, number), ends = _shown(whole, in_whole, head)
     around = {0, *range(whole.leading), *range(int(whole.ordinary[-1]) + 1, len(whole.words))}
-    columns = sorted({*around, *(asked or _words_around(whole, ends))})
+    columns = sorted({*around, *(chosen or _words_around(whole, ends))})
     part = look_again(model, ids, whole, columns, (), (layer, number))
     words = tuple(whole.words[i] for i in columns)
     by_layer = () if len(set(model.heads)) == 1 else model.heads
-    seen = AttentionMap(whole.text, words, part.weights, part.alike, model.causal, by_layer, tuple(columns))
+    map_ = AttentionMap(whole.text, words, part.weights, part.alike, model.causal, by_layer, tuple(columns))
     place = {at: i for i, at in enumerate(columns)}
-    findings = [_placed(finding, place) for finding in told]
+    findings = [_placed(finding, place) for finding in in_whole]
     query = next((f.query for f in findings if f.query is not None and f.place == (layer, number)), None)
     if query is None:
-        query = _most_telling(seen, layer, number)
-    outside = [_elsewhere(whole, *found) for found in part.outside if found[2] >= LEAST_OUTSIDE]
-    return Look(seen, findings, model.roles, layer, number, query, whole=whole, outside=outside[:MOST_OUTSIDE])
+        query = _most_telling(map_, layer, number)
+    outside = [_elsewhere(whole, *link) for link in part.outside if link[2] >= LEAST_OUTSIDE]
+    return Look(map_, findings, model.roles, layer, number, query, whole=whole, outside=outside[:MOST_OUTSIDE])
 
 
 def _shown(
     whole: TokenMap, findings: list[MapFinding], head: tuple[int, int] | None
 ) -> tuple[tuple[int, int], tuple[int, int] | None]:
-    """The head to show (one with a finding, unless another is requested), and two words around which its map is
-    centred."""
+    """The head to show (one with a finding, unless `head` is given), and the two words in the middle of its map."""
     of_head = [f for f in findings if f.layer is not None and head in (None, f.place)]
     place = head or (of_head[0].place if of_head else (0, 0))
     for finding in of_head:
@@ -307,7 +302,7 @@ def _asked(whole: TokenMap, rows: tuple[int, int]) -> Iterable[int]:
 
 
 def _words_around(whole: TokenMap, ends: tuple[int, int] | None) -> Iterable[int]:
-    """The words around both ends of the finding; the first words if it is about none."""
+    """The words around both ends of the finding; the first words if there are no ends."""
     low, stop = whole.leading, int(whole.ordinary[-1]) + 1
     if ends is None:
         return range(low, min(low + PART, stop))
@@ -316,7 +311,7 @@ def _words_around(whole: TokenMap, ends: tuple[int, int] | None) -> Iterable[int
 
 
 def _placed(finding: MapFinding, place: dict[int, int]) -> MapFinding:
-    """The finding with its words as indices of the part's; without them if they are not all in it."""
+    """The finding with its words as indices of the part; without them if the part lacks one."""
     words = [i for i in (finding.query, finding.key) if i is not None]
     if not all(i in place for i in words):
         return replace(finding, query=None, key=None)
@@ -325,7 +320,7 @@ def _placed(finding: MapFinding, place: dict[int, int]) -> MapFinding:
 
 
 def check_head(model: TextModel, head: tuple[int, int] | None) -> None:
-    """Raises ValueError for a head that ``model`` does not have."""
+    """ValueError for a head that ``model`` does not have."""
     if head is None or (0 <= head[0] < model.layers and 0 <= head[1] < model.heads[head[0]]):
         return
     few, many = min(model.heads), max(model.heads)
@@ -351,4 +346,4 @@ def _check_roles(model: TextModel) -> None:
             if not (names and 0 <= rule["at_least"] <= 1 and isinstance(rule["measured_on"], str)):
                 raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise ValueError(f"{model.name}: heads.json is damaged; without it the roles are simply not shown") from None
+        raise ValueError(f"{model.name}: heads.json is damaged; remove it to open the model without roles") from None

@@ -1,4 +1,4 @@
-"""What is looked through: a model that reads text, whoever made it, as tokens with their characters and calls to see.
+"""Models that read text, whoever made them: tokens with their characters, and observable attention calls.
 
 Shape legend: B texts, L tokens with the special ones, Hq query heads.
 """
@@ -6,6 +6,7 @@ Shape legend: B texts, L tokens with the special ones, Hq query heads.
 from __future__ import annotations
 
 import copy
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,11 +29,11 @@ M = TypeVar("M", bound="TextModel")
 
 
 class UnreadableCheckpoint(Exception):
-    """Files that transformers cannot make a model or a tokenizer of, or cannot find; the message says why."""
+    """transformers cannot find the files, or make a model or a tokenizer of them; the message has the reason."""
 
 
 class Tokens(NamedTuple):
-    """The tokens of a text, without the special ones around it: ``ids[i]`` stands for the characters ``spans[i]``.
+    """The tokens of a text, without special tokens around it: ``ids[i]`` stands for the characters ``spans[i]``.
 
     Example:
         >>> from saccade.inspection import open_model
@@ -47,14 +48,14 @@ class Tokens(NamedTuple):
 
 
 class _LastCall(Exception):
-    """All layers were observed."""
+    """All layers were observed: ends the run."""
 
 
 class TextModel(ABC):
     """A model, its tokenizer, and its attention calls, layer after layer. `open_model` and `as_text_model` return one.
 
     The model reads ``before``, the tokens of the text, and ``after``: start tokens, [CLS] and [SEP], or nothing.
-    Layers are the attention calls of one forward pass in their order. A layer without attention is not counted.
+    Layers are the attention calls of one forward pass in order; a layer without attention is not counted.
 
     Example:
         >>> from saccade.inspection import open_model
@@ -72,11 +73,11 @@ class TextModel(ABC):
     name: str
     heads: tuple[int, ...]  # query heads, by layer
     causal: bool  # whether no word sees a later one, in any layer
-    context: int | None  # tokens it reads at once, the special ones included; None where nothing limits them
-    trained: int | None = None  # the context it was trained on, where `with_context` lets it read more
+    context: int | None  # the most tokens it reads at once, special ones included; None if unlimited
+    trained: int | None = None  # the context in training, where `with_context` allows more
     before: tuple[int, ...]
     after: tuple[int, ...]
-    special: frozenset[int]  # ids that stand for no text, or for themselves where the text spells them
+    special: frozenset[int]  # ids of special tokens, also where they are spelled in the text
     roles: dict[str, Any] | None = None  # what `measure_roles` returned, None if unmeasured
 
     @property
@@ -85,30 +86,30 @@ class TextModel(ABC):
 
     @property
     def room(self) -> int | None:
-        """How many tokens of a text it reads at once."""
+        """The most tokens of a text that it reads at once."""
         return None if self.context is None else max(0, self.context - len(self.before) - len(self.after))
 
     @property
     @abstractmethod
     def module(self) -> nn.Module:
-        """The model itself."""
+        """The model as a module."""
 
     @property
     def generator(self) -> GeneratingModel | None:
-        """What continues a text by this model; None where nothing here does."""
+        """The model for generating text; None where Saccade cannot generate with it."""
         return None
 
     @property
     def positions(self) -> int | None:
-        """How many positions there are; None where they are computed (rotary) and go on beyond the context."""
+        """The number of position embeddings; None where positions are computed (rotary), without a limit."""
         return self.context
 
     def with_context(self: M, context: int) -> M:
-        """The same model, which reads as many tokens at once, also where these are more than it was trained on.
+        """The same model with another context, which may be longer than that in training.
 
         Raises:
-            ValueError: no number of tokens, one that holds no token beside the special ones, or its positions end
-                before.
+            ValueError: not a whole number, no room for a token beside the special ones, or more tokens than position
+                embeddings.
         """
         special = len(self.before) + len(self.after)
         if not isinstance(context, int) or isinstance(context, bool) or context <= special:
@@ -121,29 +122,29 @@ class TextModel(ABC):
                 f"context: {self.name} has learned {self.positions:,} positions, and {context:,} tokens need as many; "
                 "a model with rotary positions reads longer texts"
             )
-        found = copy.copy(self)
+        longer_model = copy.copy(self)
         if self.context is not None and context > self.context:
-            found.trained = self.context
-        found.context = context
-        return found
+            longer_model.trained = self.context
+        longer_model.context = context
+        return longer_model
 
     @property
     def stack(self) -> Stack | None:
-        """The blocks that make the calls, one each; None where they are not Saccade's own."""
+        """The blocks that make the calls, one call each; None for modules that are not Saccade's."""
         return None
 
     @property
     def embedding(self) -> nn.Embedding | None:
-        """The table of tokens, None where there is none to be found."""
+        """The token embedding, None where it cannot be identified."""
         return None
 
     @abstractmethod
     def encode(self, text: str) -> Tokens:
-        """The tokens of ``text``, however long it is."""
+        """The tokens of ``text``, of any length."""
 
     @abstractmethod
     def written(self, token: int) -> str:
-        """How a token is written: ``[SEP]``."""
+        """The text of a token: ``[SEP]``."""
 
     @abstractmethod
     def _forward(self, tokens: Tensor, observe: LayerObserver) -> None: ...
@@ -151,13 +152,13 @@ class TextModel(ABC):
     def run(self, tokens: Tensor, observe: LayerObserver) -> None:
         """Read ``tokens`` (B, L), whole inputs of one length, and call ``observe(layer, call)`` layer after layer.
 
-        In evaluation mode, without gradients. Nothing in a call may be changed, and none is kept here.
+        In evaluation mode, without gradients. Observers must not change a call; no calls are kept.
         """
         with evaluating(self.module), torch.no_grad():
             self._forward(tokens.to(next(self.module.parameters()).device), observe)
 
     def run_calls(self, tokens: Tensor, observe: LayerObserver) -> None:
-        """As `run`, but nothing is computed after the last call: the logits of a long text would fill the memory."""
+        """As `run`, but stop after the last call: the logits of a long text would fill the memory."""
 
         def tell(layer: int, call: ObservedCall) -> None:
             observe(layer, call)
@@ -168,19 +169,19 @@ class TextModel(ABC):
             self.run(tokens, tell)
 
     def pieces(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, ...]:
-        """What the model reads for a text, token by token, as it is written; ``spans`` are those of the tokens."""
+        """The texts of all tokens that the model reads for a text; ``spans`` are those of the text's tokens."""
         first, last = ([self.written(token) for token in around] for around in (self.before, self.after))
         return (*first, *(text[start:stop] for start, stop in spans), *last)
 
     def whole(self, ids: Sequence[int]) -> Tensor:
-        """(1, L): what the model reads for a text of these tokens."""
+        """(1, L): the model's input for a text with these tokens."""
         return torch.tensor([[*self.before, *ids, *self.after]])
 
 
 def weights_of(call: ObservedCall, **chosen: Any) -> Tensor:
     """The exact attention weights of an observed call, (B, Hq, Lq, Lk).
 
-    ``rows``, ``keys`` and ``heads`` choose a part, as in ``saccade.attention_weights``.
+    ``rows``, ``keys`` and ``heads`` select a part, as in ``saccade.attention_weights``.
 
     Example:
         >>> from saccade.inspection import open_model, weights_of
@@ -201,7 +202,7 @@ def weights_of(call: ObservedCall, **chosen: Any) -> Tensor:
 
 
 class SaccadeModel(TextModel):
-    """A language model of Saccade's: it begins every text with ``<s>`` and reads from left to right."""
+    """A language model of Saccade: every text begins with ``<s>``, and attention is causal."""
 
     causal = True
     after = ()
@@ -230,11 +231,11 @@ class SaccadeModel(TextModel):
         return None  # they are rotary
 
     def with_context(self, context: int) -> SaccadeModel:
-        found = super().with_context(context)
+        longer_model = super().with_context(context)
         longer = copy.copy(self.lm.model)
         longer.config = replace(longer.config, context=context)
-        found.lm = LanguageModel(longer, self.lm.tokenizer, self.lm.heads, self.name)
-        return found
+        longer_model.lm = LanguageModel(longer, self.lm.tokenizer, self.lm.heads, self.name)
+        return longer_model
 
     @property
     def generator(self) -> GeneratingModel:
@@ -259,37 +260,16 @@ class SaccadeModel(TextModel):
         self.lm.model(tokens, observe=observe)
 
 
-class ModelWithProgress(TextModel):
-    """A model that tells ``progress(done, total)`` of each layer that was observed, in so many passes."""
+def with_progress(model: TextModel, progress: Callable[[int, int], None], passes: int) -> TextModel:
+    """A copy of the model that calls ``progress(done, total)`` after each layer of each of so many passes."""
+    counted, forward, done = copy.copy(model), model._forward, itertools.count(1)
 
-    def __init__(self, model: TextModel, progress: Callable[[int, int], None], passes: int):
-        self._model, self._progress, self._total = model, progress, passes * model.layers
-        self._done = 0
-        for name in ("name", "heads", "causal", "context", "before", "after", "special", "roles"):
-            setattr(self, name, getattr(model, name))
-
-    @property
-    def module(self) -> nn.Module:
-        return self._model.module
-
-    @property
-    def stack(self) -> Stack | None:
-        return self._model.stack
-
-    @property
-    def embedding(self) -> nn.Embedding | None:
-        return self._model.embedding
-
-    def encode(self, text: str) -> Tokens:
-        return self._model.encode(text)
-
-    def written(self, token: int) -> str:
-        return self._model.written(token)
-
-    def _forward(self, tokens: Tensor, observe: LayerObserver) -> None:
+    def counting(tokens: Tensor, observe: LayerObserver) -> None:
         def tell(layer: int, call: ObservedCall) -> None:
             observe(layer, call)
-            self._done += 1
-            self._progress(self._done, self._total)
+            progress(next(done), passes * model.layers)
 
-        self._model._forward(tokens, tell)
+        forward(tokens, tell)
+
+    counted._forward = counting  # type: ignore[method-assign]
+    return counted

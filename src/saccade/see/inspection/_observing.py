@@ -1,4 +1,4 @@
-"""The attention calls of a transformers model, one by one, as Saccade's.
+"""The attention calls of a transformers model, observed as calls of Saccade.
 
 Shape legend: as in `saccade.operator._call`.
 """
@@ -18,13 +18,13 @@ from ...operator import _tap
 
 @contextmanager
 def calls_told_to(tell: _tap.Observer) -> Iterator[None]:
-    """Meanwhile `tell` is given every attention call that a model of transformers makes on this thread.
+    """Call `tell` for every attention call that a model of transformers makes on this thread.
 
-    Those of its attention functions, whichever implementation it uses, and those it makes of
-    F.scaled_dot_product_attention itself.
+    That is every call of its attention functions, for each implementation, and its direct calls of
+    F.scaled_dot_product_attention.
     """
 
-    inside = False  # what an attention function calls is the call it is itself
+    inside = False  # within an attention function, calls of other functions are part of its call
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Opening a model to look through: Saccade's own folder, a transformers folder, or a name on the Hugging Face hub."""
+"""Opening a model to inspect: Saccade's own folder, a transformers folder, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 def open_model(source: str | Path | None = None) -> TextModel:
-    """Open a model to look through: the one in the folder ``source``, or the one of this name on the Hugging Face hub.
+    """Open a model to inspect: the one in the folder ``source``, or the one of this name on the Hugging Face hub.
 
     None opens the embedded model. A name is looked up on the hub only if it has the form ``org/name`` and is no local
     folder. A transformers folder has config.json, model.safetensors and tokenizer.json. BERT-like, GPT-like and
     Llama-like checkpoints work with the attention implementations eager, sdpa, flex_attention and saccade; sdpa
-    replaces flash attention. Of an encoder-decoder the encoder is read.
+    replaces flash attention. For an encoder-decoder the encoder is used.
 
     Raises:
         FileNotFoundError: no such folder, or a file missing from it.
         ValueError: damaged or foreign files; a model without attention (Mamba), or with attention that cannot be
             observed (BLOOM, DeBERTa); weights that are missing, of another shape or not finite; a tokenizer without
-            character positions; code that would be downloaded; a hub that cannot be reached; transformers not
-            installed.
+            character positions; code that would be downloaded; an unreachable hub; transformers not installed.
 
     Example:
         >>> from saccade.inspection import open_model
@@ -87,7 +86,7 @@ def _own(folder: Path, config: dict[str, Any] | None) -> LanguageModel:
 
 
 def _settings(path: Path) -> dict[str, Any] | None:
-    """What config.json holds; None where it is damaged, which `load` knows how to say."""
+    """The contents of config.json; None if it is damaged, which `load` reports."""
     try:
         config = read_json(path)
     except ValueError:

@@ -19,7 +19,7 @@ from ...make.models.text.encoder import TextEncoder
 from ._models import SaccadeModel, TextModel
 from ._published import PublishedModel
 
-MOST_MASKED = 16  # places of a text that are masked one at a time; each is a forward of its own
+MOST_MASKED = 16  # places of a text that are masked one at a time; each takes a forward
 
 
 class NoTokenHead(ValueError):
@@ -33,7 +33,7 @@ class Predictor:
     Attributes:
         reader: encodes texts.
         module: the model that runs, with its head.
-        mask: the id of the mask token of a masked model; None where each next token is predicted.
+        mask: the id of the mask token of a masked model; None for a model that predicts the next token.
 
     Example:
         >>> from saccade.inspection import as_predictor, open_model
@@ -55,8 +55,8 @@ class Predictor:
         return self._logits(ids.to(next(self.module.parameters()).device))
 
     def places(self, ids: Tensor) -> list[int]:
-        """Those columns of (1, L) whose token the loss is of: all that are predicted; of a masked model those that are
-        no mask yet, at most 16, evenly apart."""
+        """The columns of (1, L) whose tokens are predicted: all with a token before; for a masked model those that are
+        not yet masked, at most 16, evenly spaced."""
         first, end = len(self.reader.before), ids.shape[1] - len(self.reader.after)
         if self.mask is None:
             return list(range(max(first, 1), end))
@@ -65,8 +65,8 @@ class Predictor:
         return [known[(2 * i + 1) * len(known) // (2 * count)] for i in range(count)]
 
     def predictions(self, ids: Tensor) -> Tensor:
-        """(1, L) to (P, V): the logits of the token at each of `places`, from those before it; of a masked model from
-        all others, with that token alone masked."""
+        """(1, L) to (P, V): the logits of the token at each of `places`, from the tokens before it; for a masked model
+        from all others, with only that token masked."""
         places = self.places(ids)
         if self.mask is None:
             return self.logits(ids)[0, [place - 1 for place in places]]
@@ -75,57 +75,56 @@ class Predictor:
         return self.logits(masked)[range(len(places)), places]
 
     def loss(self, ids: Tensor) -> Tensor:
-        """The mean of `losses`. ValueError where there are none."""
+        """The mean of `losses`. ValueError if there are none."""
         return self.losses(ids).mean()
 
     def losses(self, ids: Tensor) -> Tensor:
-        """(P,) -log p (nats) of the tokens at `places`; of a masked model their pseudo-log-likelihoods (Salazar et al.
-        2020, equation 1).
+        """(P,) -log p (nats) of the tokens at `places`; masked models: pseudo (Salazar et al. 2020, equation 1).
 
-        ValueError where there is no such place.
+        ValueError if there is no such place.
         """
         places = self.places(ids)
         if not places:
-            raise ValueError("text: it has no token that is predicted from others; give a longer one")
-        found = self.predictions(ids)
-        return F.cross_entropy(found.float(), ids[0, places].to(found.device), reduction="none")
+            raise ValueError("text: it has no token that can be predicted from others; pass a longer one")
+        logits = self.predictions(ids)
+        return F.cross_entropy(logits.float(), ids[0, places].to(logits.device), reduction="none")
 
     def predicting(self, ids: Tensor) -> int:
-        """The column of (1, L) whose logits are of the token asked for: the last one of the text, or the only mask.
+        """The column of (1, L) whose logits predict the next token, or the only mask.
 
         ValueError where a masked model's text has no mask, or several.
         """
         if self.mask is None:
             return ids.shape[1] - len(self.reader.after) - 1
-        found = (ids[0] == self.mask).nonzero()[:, 0].tolist()
-        if len(found) != 1:
+        masks = (ids[0] == self.mask).nonzero()[:, 0].tolist()
+        if len(masks) != 1:
             written = self.reader.written(self.mask)
             raise ValueError(
-                f"text: {self.reader.name} fills in masks, and needs one {written} in the text; {len(found)} came"
+                f"text: {self.reader.name} fills in masks: expected one {written} in the text, got {len(masks)}"
             )
-        return int(found[0])
+        return int(masks[0])
 
     def token(self, word: str) -> int:
-        """The token that a word begins and ends with, a blank before it where tokens have one.
+        """The token of a word, with a blank before it where tokens have one.
 
-        ValueError where it is more than one.
+        ValueError where the word has several tokens.
         """
         forms = (f" {word}", word) if word[:1].isalnum() else (word,)
-        found = [self.reader.encode(form).ids for form in forms]
-        chosen = next((ids for ids in found if len(ids) == 1), found[0])
+        forms_ids = [self.reader.encode(form).ids for form in forms]
+        chosen = next((ids for ids in forms_ids if len(ids) == 1), forms_ids[0])
         if len(chosen) != 1:
-            told = ", ".join(repr(self.reader.written(token)) for token in chosen)
-            raise ValueError(f"target: expected one token, and {word!r} is {len(chosen)}: {told or 'none'}")
+            written_tokens = ", ".join(repr(self.reader.written(token)) for token in chosen)
+            raise ValueError(f"target: expected one token, and {word!r} is {len(chosen)}: {written_tokens or 'none'}")
         written = self.reader.written(chosen[0])
         if written != word and re.fullmatch(r"[<\[]unk\w*[>\]]", written, re.IGNORECASE):
-            raise ValueError(f"target: the tokenizer has no {word!r}, and would read {written}")
+            raise ValueError(f"target: the tokenizer has no {word!r}; it would read {written}")
         return chosen[0]
 
 
 def as_predictor(model: TextModel) -> Predictor:
     """A text model with its head for tokens.
 
-    A model that transformers opened is opened again, with the head that its config.json names.
+    A model of transformers is opened again, with the head that its config.json names.
 
     Raises:
         NoTokenHead: no head gives logits of tokens.
@@ -145,11 +144,11 @@ def as_predictor(model: TextModel) -> Predictor:
     from ._transformers import TransformersModel, with_token_head
 
     assert isinstance(model, TransformersModel)
-    found = with_token_head(model)
-    if found is None:
+    headed = with_token_head(model)
+    if headed is None:
         raise _no_token_head(model.name)
-    more = {"use_cache": False} if getattr(found.module.config, "use_cache", None) is not None else {}
-    return Predictor(model, found.module, found.mask, lambda ids: found.module(input_ids=ids, **more).logits)
+    more = {"use_cache": False} if getattr(headed.module.config, "use_cache", None) is not None else {}
+    return Predictor(model, headed.module, headed.mask, lambda ids: headed.module(input_ids=ids, **more).logits)
 
 
 def _of_published(model: PublishedModel) -> Predictor:

@@ -20,7 +20,7 @@ Reader = TextEncoder | TextDecoder | EncoderDecoder
 
 
 class PublishedModel(TextModel):
-    """An encoder or decoder of text with published weights; of an encoder-decoder the encoder reads a text."""
+    """A published encoder or decoder of text; for an encoder-decoder its encoder."""
 
     def __init__(self, model: Reader, name: str):
         self.name, self._model = name, model
@@ -60,14 +60,14 @@ class PublishedModel(TextModel):
         return self._model.tokens
 
     def encode(self, text: str) -> Tokens:
-        found = self.tokenizer.encode(text)
+        encoding = self.tokenizer.encode(text)
         vocabulary = self._model.tokens.num_embeddings
-        if max(found.ids, default=0) >= vocabulary:
-            token = self.written(max(found.ids))
+        if max(encoding.ids, default=0) >= vocabulary:
+            token = self.written(max(encoding.ids))
             raise ValueError(
                 f"{self.name}: the tokenizer has a token {token!r} that the model, with {vocabulary:,}, does not"
             )
-        return Tokens(found.ids, found.spans)
+        return Tokens(encoding.ids, encoding.spans)
 
     def written(self, token: int) -> str:
         return self.tokenizer.written(token)
@@ -80,17 +80,17 @@ class PublishedModel(TextModel):
 
 
 def _special(tokenizer: Any) -> frozenset[int]:
-    """Without the token for unknown words, which stands for a word, unless it is one of the others as well."""
+    """All special tokens; the one for unknown words stands for a word, and counts only if it has another role, too."""
     unknown = {tokenizer.named.get("unk")} - {tokenizer.named.get(role) for role in ("bos", "eos", "cls", "sep")}
     return tokenizer.special - unknown
 
 
 def open_published(source: str | Path) -> PublishedModel:
-    """The checkpoint in a folder, or of a hub's name, whose family is one of Saccade's.
+    """The checkpoint in a folder, or with a name on the hub, if Saccade has its family.
 
     Raises:
-        FileNotFoundError, ValueError: as `saccade.models.load`; a family that reads no text; weights that are not
-            finite.
+        FileNotFoundError, ValueError: as `saccade.models.load`; a family that does not read text; weights that are
+            not finite.
     """
     model = load(source)
     if not isinstance(model, Reader):
@@ -106,7 +106,7 @@ def as_text_model(model: TextModel | Model) -> TextModel:
     """Wrap a model that `saccade.models.load` opened as a `TextModel`. A `TextModel` is returned as it is.
 
     Raises:
-        TypeError: a model that reads no text.
+        TypeError: a model that does not read text.
 
     Example:
         >>> from saccade.inspection import as_text_model, open_model

@@ -1,11 +1,11 @@
-"""What each head of a model is for: measured once on held-out text and on repeated random tokens.
+"""The role of each head of a model, measured once on held-out text and on repeated random tokens.
 
-A role is a property of a head, not of one sentence. Scores are average weights; because even a head that looks at
-everything alike puts some weight everywhere, a score counts only by how far it stands above that:
-``(score - chance) / (1 - chance)`` is 0 for chance and 1 for always.
+A role is a property of a head, not of one sentence. Scores are average weights. A head with equal weights also puts
+some weight everywhere, so a score counts only as far as it is above that: ``(score - chance) / (1 - chance)`` is 0 for
+chance and 1 for always.
 
-"Repeat" is the second half of an induction head (Olsson et al. 2022): on a random sequence written twice it looks at
-the token that followed last time. "Sink" is the resting place of Xiao et al. 2023.
+"Repeat" is the second half of an induction head (Olsson et al. 2022): on a random sequence written twice it attends to
+the token that followed last time. "Sink" is the attention sink of Xiao et al. 2023.
 Shape legend: B batch, H query heads, L tokens.
 """
 
@@ -20,7 +20,7 @@ import torch
 from ...make.models import LanguageModel
 from ._collect import observe_weights
 
-FIRST_ROW = 8  # rows before it see so few keys that everything looks like a habit
+FIRST_ROW = 8  # rows before it see so few keys that all weights are large
 WINDOW, WINDOWS = 256, 16
 REPEAT_LENGTH, REPEATS = 48, 8
 BATCH = 4
@@ -37,13 +37,13 @@ class RoleRule(NamedTuple):
 
 Scores = dict[str, list[np.ndarray]]  # by name, (H,) of each layer
 
-# In this order: a head that copies rests on the first token when there is nothing to copy, so copying is asked first.
+# Copying comes first: a head that copies attends to the first token when there is nothing to copy.
 RULES = (
     RoleRule(("repeat", "duplicate"), 0.25, "repeated random tokens"),
     RoleRule(("previous", "self", "delimiter", "sink"), 0.40, "held-out text"),
     RoleRule(("broad",), 0.80, "held-out text"),
 )
-"""The rules that name a head's role; the first that holds decides."""
+"""The rules for a head's role, in order; the first that applies decides."""
 ROLE_NAMES = {
     "previous": "previous token",
     "self": "self",
@@ -54,7 +54,7 @@ ROLE_NAMES = {
     "broad": "broad",
     "mixed": "mixed",
 }
-"""How reports write each role."""
+"""Names of roles in reports."""
 SCORES = ("previous", "self", "sink", "delimiter", "repeat", "duplicate", "broad")
 
 
@@ -64,7 +64,7 @@ def measure_roles(lm: LanguageModel, text: str, seed: int = 0) -> dict[str, Any]
     The scores come from ``text``, on which ``lm`` was not trained, and from repeated random tokens.
 
     Returns:
-        The content of ``heads.json``: ``rules`` (thresholds on the scores above chance; the first rule that holds
+        The content of ``heads.json``: ``rules`` (thresholds on the scores above chance; the first rule that applies
         decides, by the largest score in it), ``chance`` by score, and ``heads``. Each entry of ``heads`` has ``layer``,
         ``head``, ``role``, ``decided_by`` (the name of a score), ``score`` (its value), all ``scores`` and all
         ``above_chance``. ``broad`` is the entropy divided by the largest possible entropy. For a ``mixed`` head
@@ -84,13 +84,14 @@ def measure_roles(lm: LanguageModel, text: str, seed: int = 0) -> dict[str, Any]
     """
     encoding = lm.tokenizer.encode(text[:LONGEST_TEXT])
     if len(encoding.ids) < 2 * FIRST_ROW:
-        raise ValueError(f"text: {len(encoding.ids)} tokens came; measuring roles needs {2 * FIRST_ROW} at least")
-    delimiter = torch.tensor([_is_delimiter(text[a:b]) for a, b in encoding.spans])
+        raise ValueError(f"text: expected at least {2 * FIRST_ROW} tokens to measure roles, got {len(encoding.ids)}")
+    pieces = [text[a:b] for a, b in encoding.spans]
+    delimiter = torch.tensor([("\n" in piece or bool(piece.strip())) and not _has_letters(piece) for piece in pieces])
     windows, marks = _windows(lm, torch.tensor(encoding.ids), delimiter)
     on_text, chance = _measure_text(lm, windows, marks)
-    ordinary = sorted({t for t, (a, b) in zip(encoding.ids, encoding.spans, strict=True) if _has_letters(text[a:b])})
+    ordinary = sorted({t for t, piece in zip(encoding.ids, pieces, strict=True) if _has_letters(piece)})
     if len(ordinary) < 2:
-        raise ValueError("text: two different tokens with a letter or digit are needed to measure roles")
+        raise ValueError("text: expected two different tokens with a letter or digit to measure roles")
     on_repeats, repeat_chance, length = _measure_repeats(lm, ordinary, seed)
     scores = on_text | on_repeats
     chance |= repeat_chance
@@ -110,9 +111,9 @@ def measure_roles(lm: LanguageModel, text: str, seed: int = 0) -> dict[str, Any]
 
 
 def role_of(above: dict[str, float], rules: Sequence[RoleRule] = RULES) -> tuple[str, str]:
-    """The role of a head, and the score that decides it, from its scores above chance.
+    """The role of a head and the score that decides it, from its scores above chance.
 
-    A mixed head names the score that is closest to its threshold. The last of ``rules`` is the one for "broad".
+    For a mixed head that is the score closest to its threshold. The last of ``rules`` is the one for "broad".
 
     Args:
         above: scores above chance by name, 0 for chance and 1 for always.
@@ -147,16 +148,12 @@ def _describe(layer: int, head: int, scores: dict[str, float], chance: dict[str,
     }
 
 
-def _is_delimiter(piece: str) -> bool:
-    return ("\n" in piece or bool(piece.strip())) and not _has_letters(piece)
-
-
 def _has_letters(piece: str) -> bool:
     return any(c.isalnum() for c in piece)
 
 
 def _windows(lm: LanguageModel, ids: torch.Tensor, delimiter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, L) windows that begin with the start token, spread over the text, and where their delimiters stand."""
+    """(B, L) windows that begin with the start token, spread over the text, and masks (B, L) of their delimiters."""
     length = min(lm.model.config.context - 1, WINDOW - 1, len(ids))
     count = max(1, min(WINDOWS, len(ids) // length))
     starts = np.linspace(0, len(ids) - length, count).astype(int)
@@ -175,9 +172,9 @@ def _measure_text(lm: LanguageModel, tokens: torch.Tensor, marks: torch.Tensor) 
             _add(totals.setdefault(layer, {}), _text_scores(weights[:, :, rows].double().cpu(), mark, rows))
 
         observe_weights(lm, part, visit)
-    one = float((1 / (rows + 1.0)).mean())
+    uniform = float((1 / (rows + 1.0)).mean())
     marked = float((marks.double().cumsum(1)[:, rows] / (rows + 1.0)).mean())
-    chance = {"previous": one, "self": one, "sink": one, "delimiter": marked, "broad": 0.0}
+    chance = {"previous": uniform, "self": uniform, "sink": uniform, "delimiter": marked, "broad": 0.0}
     return _by_layer(totals, len(tokens)), chance
 
 
@@ -195,7 +192,7 @@ def _text_scores(w: torch.Tensor, mark: torch.Tensor, rows: torch.Tensor) -> dic
 
 
 def _measure_repeats(lm: LanguageModel, ordinary: list[int], seed: int) -> tuple[Scores, dict[str, float], int]:
-    """Random tokens written twice: no token twice in one copy, so the earlier occurrence is the only one."""
+    """Scores on random tokens written twice, without repetition in one copy: each has one earlier occurrence."""
     length = min(REPEAT_LENGTH, (lm.model.config.context - 1) // 2, len(ordinary))
     draw = np.random.default_rng(seed)
     copies = torch.tensor(np.stack([draw.choice(ordinary, length, replace=False) for _ in range(REPEATS)]))
@@ -211,8 +208,8 @@ def _measure_repeats(lm: LanguageModel, ordinary: list[int], seed: int) -> tuple
         }
 
     observe_weights(lm, tokens, visit)
-    one = float((1 / (rows + 1.0)).mean())
-    return _by_layer(totals, REPEATS), {"duplicate": one, "repeat": one}, length
+    uniform = float((1 / (rows + 1.0)).mean())
+    return _by_layer(totals, REPEATS), {"duplicate": uniform, "repeat": uniform}, length
 
 
 def _head_mean(x: torch.Tensor) -> torch.Tensor:
@@ -226,6 +223,6 @@ def _add(total: dict[str, torch.Tensor], more: dict[str, torch.Tensor]) -> None:
 
 
 def _by_layer(layers: dict[int, dict[str, torch.Tensor]], count: int) -> Scores:
-    """Layers may have different numbers of heads."""
+    """Lists by layer, which may have different numbers of heads."""
     names = next(iter(layers.values()))
     return {name: [(layers[i][name] / count).numpy() for i in sorted(layers)] for name in names}

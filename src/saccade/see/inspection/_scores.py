@@ -1,4 +1,4 @@
-"""What the weights of one text say: habits of each head here, and how telling each single weight is.
+"""Scores of one text's weights: averages of each head, and how surprising each single weight is.
 
 Shape legend: W words with the special tokens; maps are (layers, heads, W, W).
 """
@@ -16,7 +16,7 @@ _FLOOR = 0.01
 
 @renamed_arguments(seen="attention")
 def here(attention: AttentionMap) -> dict[str, np.ndarray]:
-    """The habits of each head on this text: a (layers, heads) array by name.
+    """The averages of each head on this text: a (layers, heads) array by name.
 
     The values are NaN where the text has no case. They are averages over the words of the text. Special tokens count as
     keys, never as queries.
@@ -44,21 +44,21 @@ def here(attention: AttentionMap) -> dict[str, np.ndarray]:
 
 
 def by_chance(attention: AttentionMap) -> dict[str, ChanceMean]:
-    """What chance gives to the averages of `here`, (layers, 1) each, by the same code."""
+    """The averages of `here` for a head with equal weights, (layers, 1) each, by the same code."""
     return {name: mean_of(values, different(attention)) for name, values in by_row(attention, attention.alike).items()}
 
 
 def different(attention: AttentionMap) -> float:
-    """The share of the words that are different ones."""
+    """The share of distinct words."""
     words = [attention.words[i].text.casefold() for i in attention.ordinary]
     return len(set(words)) / len(words) if words else 1.0
 
 
 def by_row(attention: AttentionMap, w: np.ndarray) -> dict[str, np.ndarray]:
-    """What `here` averages: of weights (layers, heads, W, W) those of each row, (layers, heads, rows)."""
+    """The rows that `here` averages: (layers, heads, rows) by name, from weights (layers, heads, W, W)."""
     rows = attention.ordinary
     is_word = np.array([not word.special for word in attention.words])
-    beside = rows[1:][is_word[rows[1:] - 1]]  # words with a word right before them
+    beside = rows[1:][is_word[rows[1:] - 1]]  # words directly after a word
     out = {
         "previous": w[:, :, beside, beside - 1],
         "next": w[:, :, beside - 1, beside][..., : 0 if attention.causal else None],
@@ -74,14 +74,14 @@ def by_row(attention: AttentionMap, w: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def visible(attention: AttentionMap) -> np.ndarray:
-    """(W, W): the keys a query may see."""
+    """(W, W): the keys that a query may attend to."""
     size = len(attention.words)
     everything = np.ones((size, size), dtype=bool)
     return np.tril(everything) if attention.causal else everything
 
 
 def occurrences(attention: AttentionMap) -> np.ndarray:
-    """(W, W): whether key k is another occurrence of the word q that q sees, in upper or lower case; no delimiters."""
+    """(W, W): whether key k is a visible other occurrence of word q, in upper or lower case; no delimiters."""
     names = np.array(
         [f"\n{i}" if w.special or w.is_delimiter else w.text.casefold() for i, w in enumerate(attention.words)]
     )
@@ -98,7 +98,7 @@ def followers(attention: AttentionMap, others: np.ndarray) -> np.ndarray:
 
 
 def telling(weights: np.ndarray, causal: bool = True, alike: np.ndarray | None = None) -> np.ndarray:
-    """How telling each weight of a map is, in nats: ``w * ln(w / expected)``, and 0 for a weight that is expected.
+    """How surprising each weight of a map is, in nats: ``w * ln(w / expected)``, and 0 for an expected weight.
 
     The expected weight is the largest of three: the weight of a head with equal weights (``alike``; None: every word
     has the same number of pieces), the mean weight of this head at the same distance in the other rows, and the mean
@@ -116,7 +116,7 @@ def telling(weights: np.ndarray, causal: bool = True, alike: np.ndarray | None =
          [0.   0.   0.  ]
          [0.   0.38 0.  ]]
     """
-    if weights.ndim > 3:  # layer by layer: a large model on a long text would need several maps at once
+    if weights.ndim > 3:  # layer by layer: a large model on a long text would need several maps
         of = [None] * len(weights) if alike is None else alike
         return np.stack([telling(layer, causal, even) for layer, even in zip(weights, of, strict=True)])
     size = weights.shape[-1]
@@ -143,12 +143,12 @@ def _same_distance(w: np.ndarray) -> np.ndarray:
 
 
 def _on(attention: AttentionMap, w: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """The weight on a group of words, of the words that see one of it besides themselves."""
+    """The weight on a group of words, for the words that see one of it besides themselves."""
     other = (visible(attention) & group & ~np.eye(len(group), dtype=bool)).any(-1)
     rows = attention.ordinary[other[attention.ordinary]]
     return np.asarray(w[:, :, rows][..., group].sum(-1))
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
-    """Over the last axis; NaN where there is nothing."""
+    """The mean over the last axis; NaN for an empty axis."""
     return np.asarray(values.mean(-1)) if values.shape[-1] else np.full(values.shape[:-1], np.nan)

@@ -1,4 +1,4 @@
-"""What the decoder of an encoder-decoder reads: a target that is given, or one that the model writes."""
+"""The target that the decoder of an encoder-decoder reads: given, or written by the model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ._words import Word, group, split_words
 class Target(NamedTuple):
     """The tokens that the decoder reads, its start token first, and their words.
 
-    `read_target` returns it. Where the model writes a target that has other tokens when it is read again, each token is
-    a word, and the text is the tokens as they are written.
+    `read_target` returns it. If the tokenizer would encode the text of a written target as other tokens, each token is
+    a word, and the text is that of the tokens.
 
     Example:
         >>> from saccade.inspection import Target, Word
@@ -27,7 +27,7 @@ class Target(NamedTuple):
 
     text: str
     ids: list[int]
-    pieces: tuple[str, ...]  # the tokens as they are written
+    pieces: tuple[str, ...]  # the text of each token
     words: list[Word]
     written: bool  # by the model
 
@@ -41,14 +41,14 @@ class Target(NamedTuple):
 
 
 def read_target(model: EncoderDecoder, target: str | int | None, source: Tensor) -> Target:
-    """The target of ``source``: the text that is given, or the text that the model writes.
+    """The target for ``source``: the given text, or the text that the model writes.
 
     Args:
-        target: a text; or the number of tokens that the model writes at most; or None, for the number in its files.
+        target: a text; or the largest number of tokens that the model writes; or None, for the number in its files.
         source: (1, L) token ids.
 
     Raises:
-        ValueError: a model that names no start token or writes nothing, a target without a word or one too long.
+        ValueError: a model without a start token or whose target is empty, a target without a word or too long.
 
     Example:
         >>> import tempfile, torch, transformers
@@ -71,14 +71,14 @@ def read_target(model: EncoderDecoder, target: str | int | None, source: Tensor)
     if not isinstance(model.head, NextTokenHead):
         raise ValueError("target: needed, since this checkpoint has no head that writes one")
     if target is not None and model.longest is not None and target > model.longest:
-        raise ValueError(f"generate: {target:,} tokens, and {model.longest:,} at most is what this model writes")
+        raise ValueError(f"generate: expected at most {model.longest:,} tokens for this model, got {target:,}")
     more: dict[str, Any] = {} if target is None else {"max_new_tokens": target}
     ids = [model.start, *model.generate(source, **more).texts()[0][0]]
     return _written(model, ids if model.longest is None else ids[: model.longest])
 
 
 def target_tokenizer(model: EncoderDecoder) -> Any:
-    """The tokenizer of targets, which may have pieces of their own."""
+    """The tokenizer of targets, which may differ from that of sources."""
     return getattr(model.tokenizer, "targets", model.tokenizer)
 
 
@@ -87,13 +87,13 @@ def _given(model: EncoderDecoder, text: str) -> Target:
     spans = split_words(text)
     if not spans:
         raise ValueError("target: it holds no word; one word at least is needed")
-    found = tokenizer.encode(text[: spans[-1][1]])
+    encoding = tokenizer.encode(text[: spans[-1][1]])
     assert model.start is not None
     before = [model.start, *tokenizer.before]
-    ids = [*before, *found.ids, *tokenizer.after]
+    ids = [*before, *encoding.ids, *tokenizer.after]
     if model.longest is not None and len(ids) > model.longest:
-        raise ValueError(f"target: {len(ids):,} tokens came with the special ones; the decoder reads {model.longest:,}")
-    return _worded(tokenizer, text, found.spans, ids, before, tokenizer.after, written=False)
+        raise ValueError(f"target: {len(ids):,} tokens with special ones; the decoder reads at most {model.longest:,}")
+    return _worded(tokenizer, text, encoding.spans, ids, before, tokenizer.after, written=False)
 
 
 def _written(model: EncoderDecoder, ids: list[int]) -> Target:
@@ -128,7 +128,7 @@ def _worded(
 
 
 def token_labels(words: Sequence[Word], pieces: Sequence[str]) -> tuple[str, ...]:
-    """The label of each token that is read: the word, or for a word of several tokens its ``pieces``.
+    """The label of each token: its word, or for a word of several tokens the token's own text from ``pieces``.
 
     Example:
         >>> from saccade.inspection import Word, token_labels

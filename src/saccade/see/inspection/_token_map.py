@@ -1,7 +1,7 @@
-"""A text too long for a map of every head: exact statistics of all of it, without any matrix of weights.
+"""Statistics of a text too long for a map of every head, computed without any matrix of weights.
 
-One pass over the layers keeps averages per head, what each word received, and the links that tell most; a second one
-gives the exact weights of those links. Memory is linear in the length of the text.
+One pass over the layers keeps averages per head, the weight each word received, and the most surprising links; a second
+pass gives the exact weights of those links. Memory is linear in the length of the text.
 
 Shape legend: H query heads of a layer, L tokens and W words, the special ones included.
 """
@@ -24,25 +24,24 @@ from ._collect import check_finite
 from ._models import TextModel, weights_of
 from ._words import Word
 
-LEAST = 0.3  # the largest weight of a token that is worth a second look
+LEAST = 0.3  # least weight of a token whose exact weights are computed
 FLOOR = 0.01
-KEPT = 24  # links of each kind that are looked at again
-SAMPLED, MOST_SAMPLED = 32, 2**22  # rows whose logits are compared with random ones, and how many weights they may hold
+KEPT = 24  # links of each kind whose exact weights are computed
+SAMPLED, MOST_SAMPLED = 32, 2**22  # rows compared with random logits, and the largest number of their weights
 
 
 @dataclass(frozen=True, eq=False)
 class TokenMap:
-    """What every head of a model did on all of one text, on tokens.
+    """Statistics of every head of a model on one whole text, in tokens.
 
-    ``habits``: (layers, heads) by name, as `here` has them on words; special tokens count as looked at, never as
-    looking. Beside them ``largest``, the largest weight of a token, and ``distance``, how many tokens away the weight
-    falls, on average. ``received``: (W,), the share of the weight of all heads and tokens that each word received.
-    ``gathers``: the word that gets most from the tokens after it (all others, where words look ahead), their average
-    weight on it, and the least that chance does not give: (layers, heads) each. ``links``: the largest weights that
-    tell most.
+    ``habits``: (layers, heads) by name, as `here` has them for words; special tokens count as keys, never as queries.
+    Also ``largest``, the largest weight of a token, and ``distance``, the mean distance of the weight in tokens.
+    ``received``: (W,), the share of the weight of all heads and tokens that each word received. ``gathers``: the word
+    with the largest mean weight from the tokens after it (from all others in a bidirectional model), that weight, and
+    its bound by chance: (layers, heads) each. ``links``: large weights that are most surprising.
 
-    ``chance`` is what chance gives to the averages of ``habits``, (layers, 1) each, and ``by_chance`` to ``received``.
-    ``at_random``: (layers, heads), whether the logits of a head spread no more than random ones.
+    ``chance`` is the chance of the ``habits``, (layers, 1) each, and ``by_chance`` that of ``received``. ``at_random``:
+    (layers, heads), whether the logits of a head spread no more than random ones.
     """
 
     text: str
@@ -59,22 +58,22 @@ class TokenMap:
 
     @property
     def count(self) -> int:
-        """How many heads there are."""
+        """The number of heads."""
         return sum(self.by_layer)
 
     @property
     def length(self) -> int:
-        """Tokens, the special ones included."""
+        """The number of tokens, the special ones included."""
         return self.words[-1].last
 
     @property
     def cells(self) -> int:
-        """How many weights all heads together have."""
+        """The number of weights of all heads together."""
         return self.count * self.length * ((self.length + 1) // 2 if self.causal else self.length)
 
     @property
     def leading(self) -> int:
-        """How many special tokens stand before the text."""
+        """The number of special tokens before the text."""
         return next(i for i, word in enumerate(self.words) if not word.special)
 
     def number(self, i: int) -> int:
@@ -93,7 +92,7 @@ class TokenMap:
 class WordLink(NamedTuple):
     """``kind``: "look", "same" (another occurrence of the word) or "copy" (what followed one)."""
 
-    gain: float  # in nats, of the tokens; of a "look" over sqrt(n m), its words standing n and m times in the text
+    gain: float  # in nats, for tokens; of a "look" divided by sqrt(n m), with n and m the frequencies of its words
     kind: str
     layer: int
     head: int
@@ -102,7 +101,7 @@ class WordLink(NamedTuple):
 
 
 class _TokensToWords:
-    """What a tensor of tokens is on words."""
+    """Aggregates values of tokens to words."""
 
     def __init__(self, words: Sequence[Word], causal: bool):
         self.words, self.causal = tuple(words), causal
@@ -118,18 +117,18 @@ class _TokensToWords:
                 for word in words
             ]
         )
-        self.count = np.bincount(self.name + 1)[1:]  # how often each name stands in the text
+        self.count = np.bincount(self.name + 1)[1:]  # the frequency of each name
         self.rows = np.flatnonzero(~self.special)
         self.able = np.arange(1, self.length + 1) if causal else np.full(self.length, self.length)
 
     def others(self, group: np.ndarray) -> np.ndarray:
-        """Rows of the text that see a token of the group besides themselves."""
+        """The rows of the text that see a token of the group besides themselves."""
         before = np.cumsum(group) - group if self.causal else group.sum() - group
         return self.rows[before[self.rows] > 0]
 
 
 def survey(model: TextModel, text: str, ids: Sequence[int], words: Sequence[Word]) -> TokenMap:
-    """The statistics of all of ``text``, whose tokens and words these are."""
+    """The statistics of ``text``, with its tokens and words."""
     about = _TokensToWords(words, model.causal)
     most = max(model.heads)
     habits: dict[str, np.ndarray] = {}
@@ -141,20 +140,20 @@ def survey(model: TextModel, text: str, ids: Sequence[int], words: Sequence[Word
     best: dict[str, list[WordLink]] = {"look": [], "same": [], "copy": []}
 
     def visit(layer: int, call: ObservedCall) -> None:
-        found, (even_call, even) = _statistics(call, about), evens.of(call)
-        check_finite(layer, found.largest)
+        own, (even_call, even) = _statistics(call, about), evens.of(call)
+        check_finite(layer, own.largest)
         heads = call.query.shape[1]
-        for name, values in _habits(found, about).items():
+        for name, values in _habits(own, about).items():
             habits.setdefault(name, np.full((model.layers, most), np.nan))[layer, :heads] = values
         for name, rows in _by_row(even, about).items():
             chance.setdefault(name, []).append(mean_of(rows.mean(0, keepdims=True)))
         at_random[layer, :heads] = ~_uneven(call, even_call, about, sum(model.heads))
-        per_head, alike = _received(found), _received(even).mean(0, keepdims=True)
+        per_head, alike = _received(own), _received(even).mean(0, keepdims=True)
         received.__iadd__(per_head.sum(0))
         by_chance.__iadd__(heads * alike[0])
-        for out, values in zip(gathers, _gathers(per_head, found, alike, even, about, sum(model.heads)), strict=True):
+        for out, values in zip(gathers, _gathers(per_head, own, alike, even, about, sum(model.heads)), strict=True):
             out[layer, :heads] = values
-        _keep(best, _links(layer, found, per_head, about))
+        _keep(best, _links(layer, own, per_head, about))
 
     model.run(model.whole(ids), visit)
     on_words, by_chance = (
@@ -178,11 +177,11 @@ def survey(model: TextModel, text: str, ids: Sequence[int], words: Sequence[Word
 
 
 def _uneven(call: ObservedCall, even: ObservedCall, about: _TokensToWords, count: int) -> np.ndarray:
-    """(H,): `uneven` of a few rows, spread over the text."""
+    """(H,): `uneven` for a few rows, spread over the text."""
     most = max(4, min(SAMPLED, MOST_SAMPLED // (call.query.shape[1] * about.length), len(about.rows)))
     rows = np.unique(about.rows[np.linspace(0, len(about.rows) - 1, most).astype(int)]).tolist()
-    weights, seen = (weights_of(each, rows=rows)[0].cpu().numpy() for each in (call, even))
-    return uneven(weights, seen > 0, count)
+    weights, even_weights = (weights_of(each, rows=rows)[0].cpu().numpy() for each in (call, even))
+    return uneven(weights, even_weights > 0, count)
 
 
 def _received(statistics: Statistics) -> np.ndarray:
@@ -241,11 +240,10 @@ def _of_rows(statistics: Statistics, name: str, rows: np.ndarray) -> np.ndarray:
 def _gathers(
     received: np.ndarray, statistics: Statistics, alike: np.ndarray, even: Statistics, about: _TokensToWords, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per head the word of one token that gets the most of the other tokens' weight on average, and how much of it
-    is the most that chance gives in ``count`` heads.
+    """By head: the word with the largest mean weight from other tokens, that weight, and its bound by chance.
 
-    What a token gives to itself is left out, and so are the first word, special tokens, and words that fewer than
-    eight tokens can look at.
+    Weights of a token on itself are left out, and so are the first word, special tokens, and words that fewer than
+    eight tokens can attend to.
     """
     others = received - statistics.mass["self"][0].double().cpu().numpy()
     others_alike = (alike - even.mass["self"][0].double().cpu().numpy()).mean(0)
@@ -253,16 +251,16 @@ def _gathers(
     fine = ~about.special & about.whole & (about.word_of > 0) & (able >= 8)
     share = np.where(fine, others / np.maximum(able, 1), 0)
     best = share.argmax(-1)
-    one = mean_of((others_alike / np.maximum(able, 1))[best][:, None])  # of one row: they are taken as equal
-    least = largest_mean(averaged(one, np.maximum(able[best], 1)), count * int(fine.sum()), shared=SHARED)
+    one_row = mean_of((others_alike / np.maximum(able, 1))[best][:, None])  # taken as equal for all rows
+    least = largest_mean(averaged(one_row, np.maximum(able[best], 1)), count * int(fine.sum()), shared=SHARED)
     return about.word_of[best], np.take_along_axis(share, best[:, None], -1)[:, 0], least
 
 
 def _links(layer: int, statistics: Statistics, received: np.ndarray, about: _TokensToWords) -> Iterable[WordLink]:
-    """The links of largest weights, by kind the ones that tell most: `telling` on tokens, as far as is known here.
+    """The largest weights, ranked within their kind by `telling` on tokens, as far as it is known in one pass.
 
-    Expected is the largest of what a head that looks everywhere alike would give, what the key receives on average,
-    and a lower bound of what falls on this distance on average: the largest weights at it.
+    The expected weight is the largest of: equal weights, the mean weight that the key receives, and a lower bound of
+    the mean weight at this distance: the largest weights at it.
     """
     weight = statistics.largest[0].double().cpu().numpy()
     at = statistics.largest_at[0].cpu().numpy()
@@ -303,7 +301,7 @@ def _keep(best: dict[str, list[WordLink]], links: Iterable[WordLink]) -> None:
 
 
 class MapRow(NamedTuple):
-    """The exact weights of one word of a head on all words of the text, (W,), and those of looking alike."""
+    """The exact weights of one word in a head on all words of the text, (W,), and the same by chance."""
 
     layer: int
     head: int
@@ -314,11 +312,11 @@ class MapRow(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WordWeights:
-    """The exact weights of a few words: on each other for all heads (layers, heads, n, n), and of chosen rows in full.
+    """The exact weights of a few words: on each other for all heads (layers, heads, n, n), and of some rows in full.
 
-    ``alike`` (layers, 1, n, n): what a head gives that looks at all it may see alike.
-    ``columns`` are indices of the whole's words. ``outside``: what words of one head look at most besides these,
-    (word, word looked at, weight) with the largest weight first.
+    ``alike`` (layers, 1, n, n): the same for equal weights. ``columns`` are indices of the whole text's words.
+    ``outside``: the words outside ``columns`` to which one head attends most, as (query word, key word, weight), the
+    largest weight first.
     """
 
     columns: tuple[int, ...]
@@ -336,8 +334,8 @@ def look_again(
     rows: Iterable[tuple[int, int, int]],
     head: tuple[int, int],
 ) -> WordWeights:
-    """The weights of the words ``columns`` on each other, all weights of ``rows``, which are (layer, head, word) each,
-    and what the ``columns`` look at elsewhere in one ``head``."""
+    """The weights of the words ``columns`` on each other, all weights of the ``rows``, which are (layer, head, word),
+    and the largest weights of ``columns`` on other words in one ``head``."""
     belongs, pieces = _pieces([whole.words[i] for i in columns])
     weights, alike = (
         np.zeros((model.layers, heads, len(columns), len(columns)), np.float32) for heads in (max(model.heads), 1)
@@ -356,12 +354,12 @@ def look_again(
     def visit(layer: int, call: ObservedCall) -> None:
         even = evens.of(call)
         for out, of in ((weights, call), (alike, even)) if pieces else ():
-            found = weights_of(of, rows=pieces, keys=pieces)[0].double().cpu()
-            found = found if of is call else found.mean(0, keepdim=True)
-            out[layer, : len(found)] = (belongs / belongs.sum(-1, keepdim=True) @ found @ belongs.T).float().numpy()
+            block = weights_of(of, rows=pieces, keys=pieces)[0].double().cpu()
+            block = block if of is call else block.mean(0, keepdim=True)
+            out[layer, : len(block)] = (belongs / belongs.sum(-1, keepdim=True) @ block @ belongs.T).float().numpy()
         exact.extend(
-            MapRow(layer, one, query, row(call, one, query), row(even, 0, query))
-            for at, one, query in wanted
+            MapRow(layer, number, query, row(call, number, query), row(even, 0, query))
+            for at, number, query in wanted
             if at == layer
         )
         if layer == head[0]:
@@ -372,13 +370,11 @@ def look_again(
                 outside.append((query, key, float(elsewhere[key])))
 
     model.run(model.whole(ids), visit)
-    return WordWeights(
-        tuple(columns), weights, alike, tuple(exact), tuple(sorted(outside, key=lambda found: -found[2]))
-    )
+    return WordWeights(tuple(columns), weights, alike, tuple(exact), tuple(sorted(outside, key=lambda link: -link[2])))
 
 
 def _pieces(words: list[Word]) -> tuple[Tensor, list[int]]:
-    """(n, pieces) which piece belongs to which word, and where the pieces stand."""
+    """(n, pieces) which token belongs to which word, and the positions of the tokens."""
     pieces = [i for word in words for i in range(word.first, word.last)]
     belongs = torch.zeros(len(words), len(pieces), dtype=torch.float64)
     at = 0

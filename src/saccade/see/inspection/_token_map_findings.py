@@ -1,4 +1,4 @@
-"""A few plain sentences about a text too long for a map: what all of it says, each with the number it stands on.
+"""Sentences about a text too long for a map, each with its number.
 
 Words are named with their number in the text. Averages are over tokens; a link is the exact weight of its words.
 """
@@ -30,11 +30,11 @@ from ._token_map import MapRow, TokenMap, WordLink, WordWeights
 def find_in_whole(
     whole: TokenMap, part: WordWeights, roles: dict[str, Any] | None = None, limit: int = 7
 ) -> list[MapFinding]:
-    """The most telling findings, as `find` has them on a map; never an empty list.
+    """The most surprising findings, as `find` gives them for a map; never an empty list.
 
-    ``query`` and ``key`` are indices of the whole's words. Kinds are those of `find` and two more: "gathers" is a
-    head's average on word ``key`` of one token over the other tokens that see it, "received" the share of all heads'
-    weight that ``key`` received.
+    ``query`` and ``key`` are indices of the whole text's words. Kinds are those of `find` and two more: "gathers" is a
+    head's mean weight on word ``key`` over the other tokens that see it, "received" the share of all heads' weight that
+    ``key`` received.
     """
     copying = {(h["layer"], h["head"]) for h in (roles or {}).get("heads", ()) if h["role"] == "repeat"}
     rows = {(row.layer, row.head, row.query): row for row in part.rows}
@@ -104,7 +104,7 @@ def _heads(whole: TokenMap) -> HeadHabits:
 
 
 def _received(whole: TokenMap) -> list[MapFinding]:
-    """The words that all heads together look at most, and more than by chance."""
+    """The words with the largest weight from all heads, if it is above chance."""
     more = whole.received - whole.by_chance
     first, *others = (int(i) for i in np.argsort(-np.where(more >= 0.01, whole.received, 0), kind="stable")[:3])
     value = float(whole.received[first])
@@ -117,9 +117,9 @@ def _received(whole: TokenMap) -> list[MapFinding]:
 
 
 def _luckily_received(whole: TokenMap) -> np.ndarray:
-    """(W,): the most of the weight of all heads that random logits give to each word."""
-    one = mean_of(whole.by_chance[:, None])  # of one row of one head; there are so many
-    return largest_mean(averaged(one, whole.length, whole.count), len(whole.words), 0, SHARED)
+    """(W,): the bound by chance of all heads' weight on each word."""
+    one_row = mean_of(whole.by_chance[:, None])  # of one row of one head
+    return largest_mean(averaged(one_row, whole.length, whole.count), len(whole.words), 0, SHARED)
 
 
 def _sink(whole: TokenMap) -> list[MapFinding]:

@@ -19,20 +19,20 @@ from ._models import LayerObserver, TextModel, Tokens, UnreadableCheckpoint, wei
 from ._observing import calls_told_to
 
 _PROBE = "The cat sat on the mat."
-_UNLIMITED = 10**9  # a tokenizer without a limit says 10**30
+_UNLIMITED = 10**9  # tokenizers without a limit have 10**30
 
 
 class TransformersModel(TextModel):
-    """A checkpoint in the transformers layout: the attention implementation it asks for runs, if it is PyTorch's.
+    """A checkpoint in the transformers layout, with the attention implementation of its config if that is PyTorch's.
 
-    Of an encoder-decoder it is the encoder that reads a text. Layers, heads and whether a word sees later ones are
-    not taken from the configuration: they are seen on a short text when the model is opened.
+    For an encoder-decoder it is the encoder. Heads, layers and causality are not read from the configuration: they are
+    observed on a short text when the model is opened.
     """
 
     def __init__(self, name: str, module: nn.Module, tokenizer: Any):
         if not getattr(tokenizer, "is_fast", False):
             kind = type(tokenizer).__name__
-            lacks = "does not tell which characters a token stands for; a tokenizer.json is needed"
+            lacks = "does not give the characters of a token; a tokenizer.json is needed"
             raise ValueError(f"{name}: its {kind} {lacks}")
         self.name = name
         self._module: Any = _reader(module)
@@ -60,13 +60,13 @@ class TransformersModel(TextModel):
         return self._module.get_input_embeddings()
 
     def encode(self, text: str) -> Tokens:
-        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        if max(found["input_ids"], default=0) >= self._vocabulary:
-            token = self.written(max(found["input_ids"]))
+        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        if max(encoding["input_ids"], default=0) >= self._vocabulary:
+            token = self.written(max(encoding["input_ids"]))
             raise ValueError(
                 f"{self.name}: the tokenizer has a token {token!r} that the model, with {self._vocabulary:,}, does not"
             )
-        return Tokens(found["input_ids"], [(start, stop) for start, stop in found["offset_mapping"]])
+        return Tokens(encoding["input_ids"], [(start, stop) for start, stop in encoding["offset_mapping"]])
 
     def written(self, token: int) -> str:
         return str(self._tokenizer.convert_ids_to_tokens(token))
@@ -92,16 +92,16 @@ class TransformersModel(TextModel):
         def visit(layer: int, call: ObservedCall) -> None:
             length, keys = call.query.shape[2], call.key.shape[2]
             if not length == keys == tokens.shape[1]:
-                seen = f"layer {layer} compares {length} queries with {keys} keys for {tokens.shape[1]} tokens"
-                raise ValueError(f"{self.name}: {seen}; attention from token to token is needed")
+                shapes = f"layer {layer} compares {length} queries with {keys} keys for {tokens.shape[1]} tokens"
+                raise ValueError(f"{self.name}: {shapes}; attention from token to token is needed")
             heads.append(call.query.shape[1])
             looks_ahead.append(bool(weights_of(call).triu(1).any()))
 
         self.run(tokens, visit)
         if not heads:
             kind = type(self._module).__name__
-            why = "it has none, or has code of its own for it"
-            raise ValueError(f"{self.name}: no attention call could be seen in {kind}: {why}")
+            why = "it has none, or computes attention in code of its own"
+            raise ValueError(f"{self.name}: no attention call could be observed in {kind}: {why}")
         return tuple(heads), not any(looks_ahead)
 
 
@@ -109,12 +109,12 @@ def read_checkpoint(source: str, *, local: bool) -> TransformersModel:
     """The checkpoint in the folder, or with the hub's id, ``source``.
 
     Raises:
-        UnreadableCheckpoint: what transformers says against it, in one line. ValueError: weights that are missing or
-            not finite, a tokenizer without characters, a model without attention that can be seen.
+        UnreadableCheckpoint: the error of transformers, in one line. ValueError: weights that are missing or not
+            finite, a tokenizer without characters, a model without observable attention.
     """
     with quiet(), offline() if local else nullcontext():
         module, tokenizer, missing = _loaded(source, local)
-        # What sits on top of the layers may be missing: a checkpoint that predicts words has no pooler.
+        # Modules on top of the layers may be missing: a checkpoint for predicting words has no pooler.
         missing = sorted(name for name in missing if "pooler" not in name)
         if missing:
             more = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
@@ -128,19 +128,19 @@ def read_checkpoint(source: str, *, local: bool) -> TransformersModel:
             return TransformersModel(source, module, tokenizer)
         except ValueError:
             raise
-        except Exception as error:  # heads that do not divide the width, and all else that a first reading finds
-            raise UnreadableCheckpoint(f"configuration: it cannot read a text ({shortened(error)})") from error
+        except Exception as error:  # such as heads that do not divide the width
+            raise UnreadableCheckpoint(f"configuration: the model cannot read a text ({shortened(error)})") from error
 
 
 class TokenHeadModel(NamedTuple):
-    """A module of transformers that gives logits of tokens, and its mask token; None where it predicts the next."""
+    """A module of transformers that gives logits of tokens, and its mask token; None if it predicts the next one."""
 
     module: Any
     mask: int | None
 
 
 def with_token_head(model: TransformersModel) -> TokenHeadModel | None:
-    """The checkpoint opened again, with the head that its config.json names; None where that gives no logits of tokens.
+    """The checkpoint opened again, with the head in its config.json; None if that gives no logits of tokens.
 
     ValueError: weights of the head that are missing or cannot be read.
     """
@@ -159,7 +159,7 @@ def with_token_head(model: TransformersModel) -> TokenHeadModel | None:
             module, report = kind.from_pretrained(
                 model.name, output_loading_info=True, local_files_only=local, trust_remote_code=False
             )
-        except Exception as error:  # of a dozen libraries below
+        except Exception as error:  # from any of a dozen libraries
             raise ValueError(f"{model.name}: {shortened(error)}") from error
     if report["missing_keys"]:
         raise ValueError(f"{model.name}: its weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
@@ -167,7 +167,7 @@ def with_token_head(model: TransformersModel) -> TokenHeadModel | None:
 
 
 def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
-    """The model, its tokenizer, and the names of the weights that the files lack."""
+    """The model, its tokenizer, and the names of the weights missing from its files."""
     import transformers
 
     where = {"local_files_only": local, "trust_remote_code": False}
@@ -182,11 +182,11 @@ def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
         module, report = transformers.AutoModel.from_pretrained(
             source, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **where
         )
-    except Exception as error:  # of a dozen libraries below, some of which raise bare Exception
+    except Exception as error:  # from any of a dozen libraries, some of which raise bare Exception
         raise UnreadableCheckpoint(f"{what}: {shortened(error)}") from error
-    # Without its files a tokenizer may come to life all the same, knowing nothing but special tokens.
+    # Without its files transformers may still make a tokenizer, which knows only special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise UnreadableCheckpoint("tokenizer: it knows no word")
+        raise UnreadableCheckpoint("tokenizer: its vocabulary is empty")
     for name, held, wanted in sorted(report["mismatched_keys"]):
         raise UnreadableCheckpoint(
             f"weights: {name} has the shape {tuple(held)}, by config.json it is {tuple(wanted)} "
@@ -196,17 +196,17 @@ def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
 
 
 def _finite(tensor: Tensor) -> bool:
-    # A sum is quick, and tells unless it overflows.
+    # A sum is quick, and finite unless it overflows.
     return not tensor.is_floating_point() or bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def _reader(module: Any) -> Any:
-    """The part that reads a text: of an encoder-decoder the encoder."""
+    """The part that reads a text: the encoder of an encoder-decoder."""
     return module.get_encoder() if module.config.is_encoder_decoder else module
 
 
 def _special(tokenizer: Any) -> frozenset[int]:
-    """Without the token for unknown words, which stands for a word, unless it is one of the others as well."""
+    """All special tokens; the one for unknown words stands for a word, and counts only if it has another role, too."""
     others = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id]
     unknown = {tokenizer.unk_token_id} - set(others)
     return frozenset(tokenizer.all_special_ids) - unknown
@@ -226,7 +226,7 @@ def _context(module: nn.Module, tokenizer: Any) -> int | None:
     config: Any = module.config.get_text_config()  # type: ignore[operator, union-attr]
     limits = [tokenizer.model_max_length, getattr(config, "max_position_embeddings", None)]
     for part in module.modules():
-        # RoBERTa counts positions from behind its padding index: two of its 514 are never used.
+        # RoBERTa counts positions from after its padding index: two of its 514 are never used.
         if isinstance(getattr(part, "position_embeddings", None), nn.Embedding):
             table: Any = part.position_embeddings
             limits.append(table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1))
@@ -236,7 +236,7 @@ def _context(module: nn.Module, tokenizer: Any) -> int | None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Transformers prints no bars and no remarks meanwhile, and the hub's library none about each of its retries."""
+    """Switch off progress bars and messages of transformers, and of the hub's library about its retries."""
     from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
 

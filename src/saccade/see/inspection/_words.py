@@ -25,12 +25,12 @@ _UNSPACED = (
 _VOWELS_BEFORE = "\u0e40\u0e41\u0e42\u0e43\u0e44\u0ec0\u0ec1\u0ec2\u0ec3\u0ec4\u19b5\u19b6\u19b7\u19ba"
 _VOWELS_AFTER = "\u0e30\u0e32\u0e33\u0e45\u0eb0\u0eb2\u0eb3"
 _STACKING = "\u1039\u17d2\u1a60\u1b44\ua9c0"  # the letter after it stands below the one before
-MANY_TOKENS = 2.0  # a word, on average: from here on a word is no unit of the model's
+MANY_TOKENS = 2.0  # tokens a word on average, from which on words are no units for the model
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word ``text[start:stop]``, made of the pieces ``first <= i < last`` (positions in the model's input).
+    """A word ``text[start:stop]``, made of the tokens ``first <= i < last`` (positions in the model's input).
 
     Example:
         >>> from saccade.inspection import Word
@@ -46,16 +46,16 @@ class Word:
     stop: int
     first: int
     last: int
-    special: bool = False  # a token of the model's own, such as <s> or [SEP]
+    special: bool = False  # a special token such as <s> or [SEP]
 
     @property
     def is_delimiter(self) -> bool:
-        """Whether it is punctuation or a line break: no letter or digit in it."""
+        """Whether it is punctuation or a line break: without letters and digits."""
         return not self.special and not any(c.isalnum() for c in self.text)
 
     @property
     def label(self) -> str:
-        """The word as it can be shown on one line: no control characters, line breaks drawn."""
+        """The word on one line: without control characters, with signs for line breaks."""
         if self.text and not self.text.strip("\n"):
             return "⏎"
         return "".join("⏎" if c == "\n" else "�" if unicodedata.category(c) in ("Cc", "Cs") else c for c in self.text)
@@ -94,7 +94,7 @@ def _end_of_word(text: str, i: int) -> int:
         return stop
     stop = _run(text, i + 1, _is_mark)
     while stop < len(text) and text[stop - 1] == _JOINER and not text[stop].isspace():
-        stop = _run(text, stop + 1, _is_mark)  # an emoji made of several joined ones is one mark
+        stop = _run(text, stop + 1, _is_mark)  # an emoji of several joined ones is one mark
     return stop
 
 
@@ -129,13 +129,13 @@ def _is_unspaced(c: str) -> bool:
 
 
 def tokens_a_word(words: Sequence[Word]) -> float:
-    """How many tokens a word has on average; marks and special tokens are left out. 0 of no word."""
+    """The mean number of tokens of a word; marks and special tokens are left out. 0 without words."""
     counts = [word.last - word.first for word in words if not word.special and not word.is_delimiter]
     return sum(counts) / len(counts) if counts else 0.0
 
 
 def about_tokens(words: Sequence[Word]) -> str:
-    """What is to be said first of a text whose words are of several tokens; "" of any other."""
+    """A note on texts whose words have several tokens each; "" for others."""
     average = tokens_a_word(words)
     if average < MANY_TOKENS:
         return ""
@@ -158,17 +158,17 @@ def group(
     after: Sequence[str] = (),
     special: Iterable[int] = (),
 ) -> list[Word]:
-    """The words of ``text``, each with its pieces, and the special tokens around them.
+    """The words of ``text``, each with its tokens, and the special tokens around them.
 
-    Every piece belongs to exactly one word. A blank belongs to the word after it.
+    Every token belongs to exactly one word. A blank belongs to the word after it.
 
     Args:
-        spans: the characters of each piece, as (start, stop). Piece ``i`` has position ``len(before) + i`` in the
+        spans: the characters of each token, as (start, stop). Token ``i`` has position ``len(before) + i`` in the
             model's input.
         words: the words as (start, stop); None: `split_words` of the text.
-        before: how the special tokens before the text are written.
-        after: how the special tokens after the text are written.
-        special: pieces that are special tokens spelled in the text.
+        before: the texts of the special tokens before the text.
+        after: the texts of the special tokens after the text.
+        special: indices of tokens of the text that are special.
 
     Example:
         >>> from saccade.inspection import group
@@ -177,11 +177,11 @@ def group(
         [('<s>', 0, 1), ('an', 1, 2), ('owlet', 2, 4)]
     """
     spelled = set(special)
-    found = _around_special(split_words(text) if words is None else words, [spans[i] for i in sorted(spelled)])
+    ranges = _around_special(split_words(text) if words is None else words, [spans[i] for i in sorted(spelled)])
     out = [Word(name, 0, 0, i, i + 1, True) for i, name in enumerate(before)]
     shift = len(before)
-    for a, b, first, end in _groups(found, spans):
-        start, stop = found[a][0], found[b][1]
+    for a, b, first, end in _groups(ranges, spans):
+        start, stop = ranges[a][0], ranges[b][1]
         marked = any(i in spelled for i in range(first, end))
         out.append(Word(text[start:stop], start, stop, first + shift, end + shift, marked))
     shift, size = shift + len(spans), len(text)
@@ -189,7 +189,7 @@ def group(
 
 
 def _groups(ranges: list[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Per word: first and last of the ``ranges`` that it joins, first piece, end of its pieces."""
+    """For each word: first and last of the ``ranges`` that it joins, first token, end of its tokens."""
     groups: list[list[int]] = []
     at = waiting = 0
     for piece, (start, stop) in enumerate(spans):
@@ -199,7 +199,7 @@ def _groups(ranges: list[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> 
         while last + 1 < len(ranges) and ranges[last + 1][0] < stop:
             last += 1
         if at == len(ranges) or ranges[at][0] >= stop:
-            continue  # a blank waits for its word
+            continue  # a blank belongs to the next word
         if groups and groups[-1][1] >= at:
             groups[-1][1], groups[-1][3] = max(last, groups[-1][1]), piece + 1
         else:
@@ -211,7 +211,7 @@ def _groups(ranges: list[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> 
 
 
 def _around_special(words: Iterable[tuple[int, int]], special: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The words with each special span as a word of its own, whatever it cuts."""
+    """The words, with each special span as a separate word even if it cuts another."""
     out = list(special)
     for start, stop in words:
         at = start

@@ -1,7 +1,7 @@
-"""Heads of a model that runs, changed: `saccade.intervene` and the edits it takes.
+"""Heads of a running model, changed: `saccade.intervene` and its edits.
 
-Begin with `_intervene.py` (which calls), then `_edits.py` (what is done to them) and `_answer.py` (how a call with
-edits is computed). Imports `monitoring`, whose hooks meet the calls.
+Begin with `_intervene.py` (the calls), then `_edits.py` (the edits) and `_answer.py` (how a call with edits is
+computed). Imports `monitoring`, whose hooks observe the calls.
 """
 
 from __future__ import annotations

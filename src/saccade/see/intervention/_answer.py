@@ -1,6 +1,6 @@
-"""One call with its edits: who computes which part of it, and what observers receive.
+"""How a call with edits is computed, and the call that observers receive.
 
-Heads of which nothing is used are hidden by a mask, and Saccade's kernels do not visit them.
+Heads whose output is unused are hidden by a mask, and Saccade's kernels skip them.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
 """
@@ -28,13 +28,13 @@ from ._edits import FORWARD_ONLY
 from ._place import BlockEdits
 from ._tiles_of_weights import TileValues, WeightTiles, tiles_of_rows
 
-SEVERAL = "an edit of some heads, which no single call says: its statistics are not taken"
+SEVERAL = "heads of one call were edited differently, so no single call describes it: no statistics"
 
 Compute = Callable[[AttentionCall], Tensor]
 
 
 class EditsOfCall:
-    """The edits of one call, by stage, each with the place of the call as its own block counts it."""
+    """The edits of one call, by stage, each with its place in the call as its own block counts rows."""
 
     def __init__(self, blocks: tuple[BlockEdits, ...]) -> None:
         self._blocks, self._source = blocks, blocks[0].site.source
@@ -66,8 +66,8 @@ class EditsOfCall:
             before = logits
             for edit, _ in self._edits:
                 logits = edit._logits(logits, call)
-            seen = _seen(logits) & (_seen(logits, HIDDEN) | ~_seen(before, HIDDEN))
-            weights = torch.where(seen, dense.softmax(torch.where(seen, logits, 0.0)), 0.0)
+            sees_key = _sees_key(logits) & (_sees_key(logits, HIDDEN) | ~_sees_key(before, HIDDEN))
+            weights = torch.where(sees_key, dense.softmax(torch.where(sees_key, logits, 0.0)), 0.0)
         for edit, place in self._edits:
             weights = edit._weights(weights, everything, call, place)
         return weights
@@ -81,7 +81,7 @@ class EditsOfCall:
         return EditedOutput(self._output(out, call), shown)
 
     def _shown(self, parts: list[CallPart], unused: Tensor | None, by_functions: bool) -> AttentionCall | None:
-        """The call that observers receive; None, and counted, where no single call describes it."""
+        """The call that observers receive; None, and counted as unobserved, if no single call describes it."""
         if by_functions or len(parts) > 1:
             not_shown(self._source, SEVERAL)
             return None
@@ -89,7 +89,7 @@ class EditsOfCall:
         return parts[0].call if hidden is None else hidden
 
     def _parts(self, call: AttentionCall, last: Stage = Stage.OUTPUT, first: Stage = Stage.PRODUCTS) -> list[CallPart]:
-        """The call after the edits of some stages, those of `Weights` left out."""
+        """The parts of the call after the edits of some stages, without those of `Weights`."""
         parts = [CallPart(call, torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.query.device))]
         for edit, place in self._edits:
             if first <= edit._stage <= last:
@@ -97,45 +97,45 @@ class EditsOfCall:
         return parts
 
     def _heads_by_function(self, call: AttentionCall) -> Tensor | None:
-        """(B or 1, Hq, 1, 1) bool: heads of which some weights come from a function; None: none."""
+        """(B or 1, Hq, 1, 1) bool: heads with some weights from a function; None: none."""
         covered = [edit.choice.covered(call) for edit, _ in self._edits if edit._by_function]
         return functools.reduce(torch.logical_or, covered) if covered else None
 
     def _tiled(self, call: AttentionCall, unused: Tensor | None) -> Tensor | None:
-        """(B or 1, Hq, 1, 1) bool: heads whose weights are formed for a function, and used; None: none."""
+        """(B or 1, Hq, 1, 1) bool: heads whose weights are computed for a function, and used; None: none."""
         heads = self._heads_by_function(call)
         if heads is not None and unused is not None:
             heads = heads & ~unused
         return heads if heads is not None and bool(heads.any()) else None
 
     def _by_functions(self, call: AttentionCall, tiled: Tensor, out: Tensor) -> Tensor:
-        """`out` with the heads of `tiled`, whose weights are formed in tiles of whole rows and changed by functions."""
+        """`out` with the heads of `tiled`, whose weights are computed in tiles of rows and changed by functions."""
         heads = tiled.any(0)[:, 0, 0].nonzero()[:, 0]
         chosen, parts = heads.tolist(), self._parts(call, Stage.LOGITS)
         tiles = {id(part): WeightTiles(part.call, chosen) for part in parts}
-        if any(one.differentiable for one in tiles.values()):
+        if any(edits.differentiable for edits in tiles.values()):
             raise ValueError(FORWARD_ONLY)
         of_key = heads // (call.query.shape[1] // call.key.shape[1])
         own = together(parts, chosen, lambda part: part.call.value[:, of_key])
-        values, found = TileValues(own, all(one.native for one in tiles.values())), out[:, heads]
+        values, edited = TileValues(own, all(edits.native for edits in tiles.values())), out[:, heads]
         for first, last in tiles_of_rows(call, chosen):
             rows = torch.arange(first, last, device=out.device)
             weights = together(parts, chosen, lambda part: tiles[id(part)].rows(first, last), rows)  # noqa: B023
             for edit, place in self._edits:
                 weights = edit._weights(weights, Chosen(chosen, rows), call, place)
-            found[:, :, first:last] = values.times(weights)
+            edited[:, :, first:last] = values.times(weights)
             del weights  # its memory is the next tile's, if no function has kept it
-        return out.index_copy(1, heads, torch.where(tiled[:, heads], found, out[:, heads]))
+        return out.index_copy(1, heads, torch.where(tiled[:, heads], edited, out[:, heads]))
 
     def _place(self, call: AttentionCall) -> None:
-        """Count the rows of the call. ValueError where it has no such heads or items."""
-        placed = (one for block in self._blocks for one in block.placed(call))
-        self._edits = tuple(sorted(placed, key=lambda one: one[0]._stage))
+        """Count the rows of the call. ValueError if it has no such heads or items."""
+        placed = (edit for block in self._blocks for edit in block.placed(call))
+        self._edits = tuple(sorted(placed, key=lambda edit: edit[0]._stage))
         for edit, place in self._edits:
             edit.choice.check(call, place.name)
 
     def _replaced(self, call: AttentionCall) -> Tensor | None:
-        """(B or 1, Hq, 1, 1) bool: heads of which nothing is used, also by an edit that reads other items before."""
+        """(B or 1, Hq, 1, 1) bool: heads whose output is unused, also by edits that read other items before."""
         unused: Tensor | None = None
         for edit, place in self._edits:
             if edit._reads_other_items:
@@ -155,13 +155,13 @@ def _every_head(call: AttentionCall) -> list[int]:
     return list(range(call.query.shape[1]))
 
 
-def _seen(logits: Tensor, above: float = float("-inf")) -> Tensor:
-    """(B, Hq, Lq, 1) bool: rows that see a key. A model may hide keys by -1e9, and a row of these alone sees none."""
+def _sees_key(logits: Tensor, above: float = float("-inf")) -> Tensor:
+    """(B, Hq, Lq, 1) bool: rows that see a key. A mask of -1e9 hides keys too: rows with only such logits see none."""
     return (logits > above).any(-1, keepdim=True)
 
 
 def _hidden(part: CallPart, unused: Tensor | None) -> AttentionCall | None:
-    """The part's call with what nobody uses hidden; None where all of it is used."""
+    """The part's call with a mask on unused heads; None if all are used."""
     used = part.covered.any(2, keepdim=True)
     if unused is not None:
         used = used & ~unused
@@ -173,7 +173,7 @@ def _hidden(part: CallPart, unused: Tensor | None) -> AttentionCall | None:
 
 
 def _computed(part: CallPart, unused: Tensor | None, compute: Compute) -> Tensor:
-    """(B, Hq, Lq, Dv), of which what the part covers is used."""
+    """(B, Hq, Lq, Dv), used where the part covers it."""
     hidden = _hidden(part, unused)
     query, value = part.call.query, part.call.value
     if hidden is not None and not bool((part.covered if unused is None else part.covered & ~unused).any()):
@@ -184,18 +184,18 @@ def _computed(part: CallPart, unused: Tensor | None, compute: Compute) -> Tensor
 
 
 def _native(call: AttentionCall) -> bool:
-    """Whether kernels run that do not visit what is hidden."""
+    """Whether kernels run that skip hidden heads."""
     return _kernels.module is not None and call.query.device.type == "cpu" and call.query.dtype in _kernels.TYPES
 
 
 def dense_weights(call: AttentionCall, parts: Sequence[CallPart], edits: Sequence[tuple[Edit, CallPlace]]) -> Tensor:
-    """(B, Hq, Lq, Lk) of a call whose logits come from `parts`, with edits of weights and without those of outputs."""
+    """(B, Hq, Lq, Lk) of a call whose logits come from `parts`, with the edits of weights but not those of outputs."""
     everything = Chosen(list(range(call.query.shape[1])), torch.arange(call.query.shape[2], device=call.query.device))
-    found = together(
+    weights = together(
         parts,
         everything.heads,
         lambda part: attention_weights(part.call.query, part.call.key, **part.call.scoring()),
     )
     for edit, place in edits:
-        found = edit._weights(found, everything, call, place)
-    return found
+        weights = edit._weights(weights, everything, call, place)
+    return weights

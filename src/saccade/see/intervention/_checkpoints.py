@@ -1,7 +1,7 @@
-"""Checkpointed forwards (`torch.utils.checkpoint`): a backward pass repeats them with the edits that they had.
+"""Checkpointed forwards (`torch.utils.checkpoint`): the backward pass repeats them with their edits.
 
-The repetition happens when gradients are wanted, maybe after the block; without the edits, its gradients would be those
-of another function.
+The repetition happens in the backward pass, maybe after the block; without the edits, gradients would be those of
+another function.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ Repeating = Callable[[], AbstractContextManager[None]]
 
 
 class Repeated(Protocol):
-    """What is in force while a forward runs, and again while it is repeated."""
+    """State that is restored while a forward is repeated."""
 
     def now(self) -> Repeating:
-        """What brings back the place where the model is now."""
+        """A context manager that restores the state of this moment."""
 
 
 @contextmanager
 def repeated_with(what: Repeated) -> Iterator[None]:
-    """Regions that are checkpointed within it, on this thread, are repeated with `what`."""
+    """Repeat regions that are checkpointed within this block, on this thread, with `what`."""
     with _REPEATED.holding(what):
         yield
 
 
 def _put() -> Callable[[], None]:
-    """Replaces the two functions of `torch.utils.checkpoint` that get the region."""
+    """Replace the two functions of `torch.utils.checkpoint` that receive the region."""
     before = {name: getattr(_torch, name) for name in (_GENERATOR, _FUNCTION)}
     generator, reentrant = before[_GENERATOR], before[_FUNCTION]
 
     class WithEdits:
-        """Used instead of CheckpointFunction."""
+        """Replaces CheckpointFunction."""
 
         @staticmethod
         def apply(function: Callable[..., Any], *args: Any) -> Any:
@@ -60,11 +60,11 @@ _REPEATED: Blocks[Repeated] = Blocks(_put)
 
 
 def _repeating(function: Callable[..., Any], runs_now: bool = False) -> Callable[..., Any]:
-    """`function`, which whenever it is called again runs with what is in force now."""
+    """`function`, which runs with the present state whenever it is called again."""
     inside = _REPEATED.thread.held.values
     if not inside or torch.compiler.is_compiling():
         return function
-    states = [one.now() for one in inside]
+    states = [state.now() for state in inside]
     first = runs_now
 
     def run(*args: Any, **kwargs: Any) -> Any:

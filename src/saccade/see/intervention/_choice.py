@@ -1,4 +1,4 @@
-"""Which heads of a call an edit is for, and which items of the batch.
+"""The heads of a call and the items of the batch that an edit applies to.
 
 Shape legend: B batch, Hq query heads, Lq / Lk lengths.
 """
@@ -20,15 +20,15 @@ NOTHING: Mask = ~EVERYTHING
 
 
 def indices(given: int | Sequence[int] | None, name: str) -> tuple[int, ...] | None:
-    """Numbers as an edit keeps them; None is all."""
+    """Numbers as a tuple; None is all."""
     if given is None:
         return None
     if isinstance(given, Tensor) and given.dim() == 1 and not given.is_floating_point():
         given = given.tolist()
     if isinstance(given, (str, bytes)) or not (isinstance(given, Sequence) or hasattr(given, "__index__")):
         raise TypeError(f"{name} must be an int, a list of ints or None (all), got {given!r}")
-    found = [given] if hasattr(given, "__index__") else list(given)
-    return tuple(dict.fromkeys(from_zero(one, name) for one in found))
+    numbers = [given] if hasattr(given, "__index__") else list(given)
+    return tuple(dict.fromkeys(from_zero(number, name) for number in numbers))
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Choice:
         """ValueError where the call has no such head or item."""
         batch, heads = call.query.shape[:2]
         for name, chosen, size in (("heads", self.heads, heads), ("items", self.items, batch)):
-            beyond = [one for one in chosen or () if one >= size]
+            beyond = [index for index in chosen or () if index >= size]
             if beyond:
                 what = "query heads" if name == "heads" else "items"
                 raise ValueError(f"{name}: {site} has {what} 0 to {size - 1}, got {', '.join(map(str, beyond))}")
@@ -51,12 +51,12 @@ class Choice:
         return list(range(call.query.shape[1])) if self.heads is None else list(self.heads)
 
     def covered(self, call: AttentionCall) -> Tensor:
-        """(B or 1, Hq, 1, 1) bool: where the edit is at work."""
+        """(B or 1, Hq, 1, 1) bool: where the edit applies."""
         batch, heads = call.query.shape[:2]
-        found = _marks(self.heads, heads, call.query)[None, :]
+        marks = _marks(self.heads, heads, call.query)[None, :]
         if self.items is not None:
-            found = found & _marks(self.items, batch, call.query)[:, None]
-        return found[:, :, None, None]
+            marks = marks & _marks(self.items, batch, call.query)[:, None]
+        return marks[:, :, None, None]
 
     def mask(self, call: AttentionCall, mask: Mask) -> Mask:
         """`mask` for the chosen heads and items, everything for the others."""
@@ -79,12 +79,12 @@ def _marks(chosen: tuple[int, ...] | None, size: int, like: Tensor) -> Tensor:
 
 
 def hiding(hidden: Tensor, keys: int) -> Mask | None:
-    """A mask that shows nothing where `hidden` (B or 1, Hq, 1, 1) is, everything elsewhere; None: it is nowhere.
+    """A mask that hides all keys where `hidden` (B or 1, Hq, 1, 1) is true; None if it is nowhere.
 
-    Kernels do not visit what shows nothing.
+    Kernels skip what is hidden.
     """
-    found = hidden[:, :, 0, 0]
-    if not bool(found.any()):
+    by_head = hidden[:, :, 0, 0]
+    if not bool(by_head.any()):
         return None
 
     def of_head(items: Tensor) -> Mask:
@@ -92,4 +92,4 @@ def hiding(hidden: Tensor, keys: int) -> Mask | None:
             return NOTHING
         return Padding((~items)[:, None].expand(-1, keys)) if bool(items.any()) else EVERYTHING
 
-    return PerHead([of_head(items) for items in found.unbind(1)])
+    return PerHead([of_head(items) for items in by_head.unbind(1)])

@@ -1,4 +1,4 @@
-"""What every edit of an attention call is made of.
+"""The parts of every edit of an attention call.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
 """
@@ -19,12 +19,12 @@ from ..monitoring import CallSite
 from ._choice import Choice, indices
 
 Heads = int | Sequence[int] | None
-# Weights (B, n, r, Lk) of the chosen heads in the query rows (r,), to weights of that shape.
+# Maps weights (B, n, r, Lk) of the chosen heads in the query rows (r,) to new weights of that shape.
 WeightsFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class Stage(IntEnum):
-    """What of a call an edit changes. All edits of one stage come before those of the next, whatever their order."""
+    """What an edit changes. Edits of one stage are applied before those of the next, whatever their order."""
 
     PRODUCTS = 0  # queries and keys, and scale * q.k
     VALUES = 1
@@ -37,7 +37,7 @@ class CallPlace(NamedTuple):
     """Where a call happens: in the model, and its rows in their sequence."""
 
     site: CallSite
-    first_row: int  # the position of query row 0; a cache may have those before it
+    first_row: int  # the position of query row 0, after the rows in a cache
 
     @property
     def name(self) -> str:
@@ -45,7 +45,7 @@ class CallPlace(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Which weights of a call a tensor (B, n, r, Lk) has."""
+    """The heads and rows of a tensor of weights (B, n, r, Lk)."""
 
     heads: list[int]  # (n)
     rows: Tensor  # (r,)
@@ -53,43 +53,43 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CallPart:
-    """Some heads, items and rows of a call, and the call that gives them."""
+    """Some heads, items and rows of a call, and the call that computes them."""
 
     call: AttentionCall
     covered: Tensor  # (B or 1, Hq, Lq or 1, 1) bool; each place is covered by one part
 
 
 def split(part: CallPart, covered: Tensor, change: Callable[[AttentionCall], AttentionCall]) -> list[CallPart]:
-    """The part with `change` where `covered` is, and as it was elsewhere."""
+    """The part with `change` where `covered` is true, and unchanged elsewhere."""
     inside, outside = part.covered & covered, part.covered & ~covered
-    found = [replace(part, call=change(part.call), covered=inside)] if bool(inside.any()) else []
-    return [*found, replace(part, covered=outside)] if bool(outside.any()) else found
+    parts = [replace(part, call=change(part.call), covered=inside)] if bool(inside.any()) else []
+    return [*parts, replace(part, covered=outside)] if bool(outside.any()) else parts
 
 
 def together(
     parts: Sequence[CallPart], heads: list[int], of_part: Callable[[CallPart], Tensor], rows: Tensor | None = None
 ) -> Tensor:
-    """(B, n, ., .) of some heads, from each part what it covers; of the query rows `rows`, where these are some."""
-    found = None
+    """(B, n, ., .) for some heads, each part's values where it covers; for the query rows `rows`, or all."""
+    joined = None
     for part in parts:
         covered = part.covered.expand(-1, part.call.query.shape[1], -1, -1)[:, heads]
         covered = covered if rows is None or covered.shape[2] == 1 else covered[:, :, rows]
         if bool(covered.any()):
             own = of_part(part)
-            found = own if found is None else torch.where(covered, own, found)
-    assert found is not None
-    return found
+            joined = own if joined is None else torch.where(covered, own, joined)
+    assert joined is not None
+    return joined
 
 
 class Edit(ABC):
-    """A change of some heads of an attention call. Abstract: a subclass overrides where it is at work.
+    """A change of some heads of an attention call. Abstract: a subclass overrides the methods of its stage.
 
     All edits of a call are applied by stage, and within a stage in their order: first to queries, keys and values, then
     to the logits, to the weights, and to the output.
 
     Attributes:
-        choice: the heads and items that it is for.
-        stage: what it changes.
+        choice: the heads and items that it applies to.
+        stage: the stage of the call that it changes.
     """
 
     choice: Choice
@@ -101,11 +101,11 @@ class Edit(ABC):
 
     @property
     def _reads_other_items(self) -> bool:
-        """Whether the output of an item depends on what the call gives for others."""
+        """Whether the output of an item depends on the outputs of others."""
         return False
 
     def _parts(self, part: CallPart, place: CallPlace) -> list[CallPart]:
-        """A part of a call, changed before anything is computed."""
+        """A part of a call, changed before the computation."""
         return [part]
 
     def _logits(self, logits: Tensor, call: AttentionCall) -> Tensor:
@@ -113,11 +113,11 @@ class Edit(ABC):
         return logits
 
     def _weights(self, weights: Tensor, chosen: Chosen, call: AttentionCall, place: CallPlace) -> Tensor:
-        """Weights (B, n, r, Lk), changed where they are of heads of this edit."""
+        """Weights (B, n, r, Lk), changed for heads of this edit."""
         return weights
 
     def _replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
-        """(B or 1, Hq, 1, 1) bool: where `output` uses nothing of what the call gives; None: nowhere."""
+        """(B or 1, Hq, 1, 1) bool: where `output` ignores the computed output; None: nowhere."""
         return None
 
     def _output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:
@@ -125,7 +125,7 @@ class Edit(ABC):
         return out
 
     def _unreached(self, site: CallSite, end: int) -> str | None:
-        """What to say where the edit is meant for positions from `end` on, and the texts of a block had none."""
+        """The message if the edit is for positions from `end` on that no text of a block reached."""
         return None
 
 

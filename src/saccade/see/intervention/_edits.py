@@ -1,4 +1,4 @@
-"""The edits that need no other run: ablate, scale, mask, bias, and any function of the weights.
+"""Edits that need no other run: ablation, scale, mask, bias, and any function of the weights.
 
     out_i = sum_j w_ij v_j      w_i = softmax_j(softcap(scale * q_i.k_j) + bias_ij) over the keys the mask shows
 
@@ -27,18 +27,19 @@ from ._edit import CallPart, CallPlace, Chosen, HeadEdit, Stage, WeightsFunction
 class Ablate(HeadEdit):
     """Replace the output of heads.
 
-    `to="zero"` and `to=tensor` do not compute the heads. Zero removes what a head adds; a mean keeps its average (Wang
-    et al., "Interpretability in the Wild", 2023, section 2); a resampled output is one that the head really gives, for
+    `to="zero"` and `to=tensor` do not compute the heads. Zero removes a head's contribution; a mean keeps its average
+    (Wang et al., "Interpretability in the Wild", 2023, section 2); a resampled output is one that the head computes for
     another text (Chan et al., "Causal Scrubbing", 2022).
 
     Args:
-        to: "zero"; "mean": the mean over the items of the batch, place by place, of rows that are tokens (a row that
-            is a token of no item stays as it is); "resample": the output of another item of the batch, drawn once for
-            all heads by `seed`; or a tensor that broadcasts to (B, n, Lq, Dv), such as (n, 1, Dv) means over a text.
-        seed: of "resample".
+        to: "zero"; "mean": the mean over the items of the batch, position by position, of rows that are tokens (a row
+            that is padding in all items stays as it is); "resample": the output of another item of the batch, drawn
+            once for all heads by `seed`; or a tensor that broadcasts to (B, n, Lq, Dv), such as (n, 1, Dv) means over a
+            text.
+        seed: for "resample".
 
     Raises:
-        ValueError: another word; when used, a tensor that does not fit, or "resample" of a batch of one.
+        ValueError: an unknown `to`; when used, a tensor of another shape, or "resample" with a batch of one.
 
     Example:
         >>> import torch, saccade
@@ -87,9 +88,9 @@ class Ablate(HeadEdit):
         return torch.zeros_like(own)
 
     def _others(self, batch: int, place: CallPlace) -> Tensor:
-        """(B,) for each item another one."""
+        """(B,) the number of another item for each item."""
         if batch < 2:
-            raise ValueError(f"to='resample' draws from the other items of the batch, and {place.name} has one")
+            raise ValueError(f"to='resample' needs batches of several items, and {place.name} has one")
         order = torch.randperm(batch, generator=torch.Generator().manual_seed(self.seed))
         others = torch.empty_like(order)
         others[order] = order.roll(1)
@@ -97,17 +98,17 @@ class Ablate(HeadEdit):
 
 
 def _tokens(call: AttentionCall) -> Tensor | None:
-    """(B or 1, Lq) bool: rows that are tokens, as the call or padding in its mask says; None: all are."""
-    mask, found = as_mask(call.mask), call.real
+    """(B or 1, Lq) bool: rows that are tokens, by the call or by padding in its mask; None: all are."""
+    mask, tokens = as_mask(call.mask), call.real
     for part in mask.parts if isinstance(mask, And) else () if mask is None else (mask,):
         if isinstance(part, Padding) and part.queries is not None:
             rows = part.queries.marks(call.query.shape[2], call.query.device)
-            found = rows if found is None else found & rows
-    return None if found is None else found.expand(call.query.shape[0], -1)
+            tokens = rows if tokens is None else tokens & rows
+    return None if tokens is None else tokens.expand(call.query.shape[0], -1)
 
 
 def _mean_over_items(own: Tensor, real: Tensor | None) -> Tensor:
-    """(B, n, Lq, Dv) of (B, n, Lq, Dv): at each place the mean over items of which it is a token."""
+    """(B, n, Lq, Dv) of (B, n, Lq, Dv): at each position the mean over the items that have a token there."""
     if real is None:
         return own.mean(0, keepdim=True).expand_as(own)
     counted = real[:, None, :, None]
@@ -118,18 +119,19 @@ def _mean_over_items(own: Tensor, real: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Scale(HeadEdit):
-    """The output of heads, or their logits, times a factor.
+    """Multiply the output of heads, or their logits, by a factor.
 
-    The gradient of a factor of 1 is what a head is worth to the loss, to first order (Michel et al., "Are Sixteen Heads
-    Really Better than One?", 2019, equation 2). A factor on the logits is one over a temperature: it multiplies
-    `scale * q.k`, before softcap and bias.
+    The gradient of a factor of 1 is the head's importance for the loss, to first order (Michel et al., "Are Sixteen
+    Heads Really Better than One?", 2019, equation 2). A factor on the logits is the inverse of a temperature: it
+    multiplies `scale * q.k`, before softcap and bias.
 
     Args:
-        factor: a number, or a tensor (n,) of one for each chosen head; gradients reach it.
+        factor: a number, or a differentiable tensor (n,) with one factor for each chosen head.
         what: "output" or "logits".
 
     Raises:
-        TypeError: factor is neither. ValueError: it is not finite, another word; when used, a tensor of another size.
+        TypeError: factor is neither. ValueError: it is not finite, an unknown `what`; when used, a tensor of another
+            size.
 
     Example:
         >>> import torch, saccade
@@ -180,16 +182,16 @@ class Scale(HeadEdit):
 
 @dataclass(frozen=True, eq=False)
 class EditMask(HeadEdit):
-    """Let heads see less: a pair counts if both the model's mask and this one allow it.
+    """Restrict heads further: a pair is visible if both the model's mask and this one allow it.
 
-    Rows without any pair give 0.
+    The output of rows without any visible pair is 0.
 
     Args:
         mask: a mask value (`Window(8, 0)`), or a boolean tensor (Lq, Lk) or 4-D, True = attend. Its rows and keys are
-            placed as those of the call: with a cache, the rows are the last ones of the sequence.
+            positioned as those of the call: with a cache, the rows are the last ones of the sequence.
 
     Raises:
-        TypeError: no mask.
+        TypeError: not a mask.
 
     Example:
         >>> import torch, saccade
@@ -219,7 +221,7 @@ class EditMask(HeadEdit):
         return [replace(part, call=replace(part.call, mask=here if own is None else own & here))]
 
     def _placed(self, call: AttentionCall) -> Mask:
-        """The mask for these heads, standing where the call's own stands."""
+        """The mask for these heads, positioned as the call's own mask."""
         assert isinstance(self.mask, Mask)
         mask, own = self.mask, as_mask(call.mask)
         if own is not None and mask.placement() == "open" and own.placement() not in (None, "open"):
@@ -235,15 +237,15 @@ class EditMask(HeadEdit):
 
 @dataclass(frozen=True, eq=False)
 class EditBias(HeadEdit):
-    """Numbers added to the logits of heads, after scale and softcap, beside the bias that the model has.
+    """Add numbers to the logits of heads, after scale and softcap and in addition to the model's bias.
 
     Args:
         bias: a tensor (Lq, Lk), or 4-D that broadcasts to (B, Hq, Lq, Lk), differentiable; or `ALiBi` or
-            `RelativeBias` of all heads of the call, of which the chosen ones are used. Beside a bias of another kind
-            that the model has, the sum is a dense tensor.
+            `RelativeBias` for all heads of the call, of which the chosen heads are used. If the model has a bias of
+            another kind, the sum is a dense tensor.
 
     Raises:
-        TypeError: none of these. ValueError: when used, one that does not fit.
+        TypeError: another type. ValueError: when used, another shape.
 
     Example:
         >>> import torch, saccade
@@ -267,7 +269,7 @@ class EditBias(HeadEdit):
             raise TypeError(f"bias must be a tensor, ALiBi or RelativeBias, got {describe(self.bias)}")
         if isinstance(self.bias, Tensor) and not self.bias.is_floating_point():
             raise TypeError(
-                f"bias must be of floating point (a mask of True and False is EditMask), got {describe(self.bias)}"
+                f"bias must be of floating point (for True and False use EditMask), got {describe(self.bias)}"
             )
 
     def _parts(self, part: CallPart, place: CallPlace) -> list[CallPart]:
@@ -309,17 +311,18 @@ def _lengths(call: AttentionCall) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Weights(HeadEdit):
-    """Any function of the weights of heads, in place of them. Forward only.
+    """Replace the weights of heads by any function of them. Forward only.
 
-    The weights are formed in tiles of whole rows: memory grows with the length, not with its square.
+    The weights are computed in tiles of whole rows: memory grows with the length, not with its square.
 
     Args:
         function: `function(weights, rows)` gets weights (B, n, r, Lk) of the chosen heads, in the order of `heads`, in
-            query rows `rows` (r,). It may write into them, and gives weights of the same shape, whatever their sums
-            are. Dropout is not applied to them.
+            query rows `rows` (r,). It may change them in place, and returns weights of the same shape, with any sums.
+            Dropout is not applied to them.
 
     Raises:
-        TypeError: no function. ValueError: when used, a gradient is wanted, or the result has another shape.
+        TypeError: not a function. ValueError: when used, gradients are enabled and needed, or the result has another
+            shape.
 
     Example:
         >>> import torch, saccade
@@ -348,28 +351,28 @@ class Weights(HeadEdit):
         at = [chosen.heads.index(head) for head in heads]
         own = weights if at == list(range(weights.shape[1])) else weights[:, at]
         if self.choice.items is not None:
-            own = own.clone()  # it may be written into
-        found = applied(self.function, own, chosen.rows)
-        if torch.is_grad_enabled() and found.requires_grad:
+            own = own.clone()  # the function may change it
+        new = applied(self.function, own, chosen.rows)
+        if torch.is_grad_enabled() and new.requires_grad:
             raise ValueError(FORWARD_ONLY)
-        return with_heads(weights, at, found, self.choice.covered(call)[:, chosen.heads])
+        return with_heads(weights, at, new, self.choice.covered(call)[:, chosen.heads])
 
 
-FORWARD_ONLY = "intervene: Weights is forward only, and a gradient is wanted; use torch.no_grad()"
+FORWARD_ONLY = "intervene: Weights is forward only, but a gradient is needed; use torch.no_grad()"
 
 
 def applied(function: Any, weights: Tensor, rows: Tensor) -> Tensor:
-    """What a user's function makes of weights. ValueError where that has another shape."""
+    """The result of a user's function of weights. ValueError if it has another shape."""
     shape = tuple(weights.shape)
-    found = function(weights, rows)
-    if not isinstance(found, Tensor) or tuple(found.shape) != shape:
-        raise ValueError(f"function: it must give weights of shape {shape}, got {describe(found)}")
-    return found.to(weights.dtype)
+    result = function(weights, rows)
+    if not isinstance(result, Tensor) or tuple(result.shape) != shape:
+        raise ValueError(f"function: expected weights of shape {shape} from it, got {describe(result)}")
+    return result.to(weights.dtype)
 
 
 def with_heads(whole: Tensor, heads: list[int], new: Tensor, covered: Tensor) -> Tensor:
     """`whole` (B, Hq, ., .) with `new` (B, n, ., .) instead of `heads`, in the items of `covered`."""
-    everywhere = covered.shape[0] == 1 and bool(covered[:, heads].all())  # not where no items are chosen
+    everywhere = covered.shape[0] == 1 and bool(covered[:, heads].all())  # false if only some items are chosen
     if len(heads) == whole.shape[1] and heads == sorted(heads) and everywhere:
         return new
     at = torch.tensor(heads, dtype=torch.int64, device=whole.device)

@@ -30,7 +30,7 @@ Layers = int | str
 
 
 class CallName(NamedTuple):
-    """A key that is for the one call of this name, if there is one. A string is also for other calls of its module."""
+    """A key for the call of exactly this name, if there is one. A string also matches other calls of its module."""
 
     name: str
 
@@ -42,7 +42,7 @@ class Intervention(StepCounts):
 
     Attributes:
         changed: by call name, how many calls were changed.
-        unobserved: by name, what could not be reached: how often, and why.
+        unobserved: by name, calls that could not be reached: how often, and why.
         steps: forwards of the model, or of a module within it that was called by itself.
 
     Example:
@@ -55,13 +55,13 @@ class Intervention(StepCounts):
     """
 
     edits_calls = True
-    may_idle = False  # whether a block in which the model does not run is no mistake
+    may_idle = False  # whether a block without a run of the model is allowed
 
     def __init__(self, model: nn.Module, edits: Sequence[tuple[Layers | CallName, Edit]]) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")
         if isinstance(model, torch.jit.ScriptModule):
-            raise ValueError("model is TorchScript, and its calls cannot be changed: use the module it was made from")
+            raise ValueError("model is TorchScript, whose calls cannot be changed: use the module it was made from")
         super().__init__()
         self._model, self._edits = model, edits
         self.changed: dict[str, int] = {}
@@ -74,7 +74,7 @@ class Intervention(StepCounts):
         stack = self._walk.enter("intervene", padding_in_place(), repeated_with(self))
         edited_by(EditsOfCall)
         self._rows = RowCounts()
-        if not is_compiled(self._model):  # whose hooks may be compiled, too
+        if not is_compiled(self._model):  # compiled models may compile their hooks, too
             stack.callback(self._model.register_forward_hook(ModuleHook(self._whole_forward, "")).remove)
         return self
 
@@ -126,10 +126,10 @@ class Intervention(StepCounts):
         self._seen[site.name] = site
         for key in [key for key in self._unmet if fits(site, key)]:
             del self._unmet[key]
-        found = self._at(site)
-        if found and not self._walk.repeating:
+        edits = self._at(site)
+        if edits and not self._walk.repeating:
             self.changed[site.name] = self.changed.get(site.name, 0) + 1
-        return (BlockEdits(found, site, self._rows),) if found else ()
+        return (BlockEdits(edits, site, self._rows),) if edits else ()
 
     def _at(self, site: CallSite) -> tuple[Edit, ...]:
         return tuple(edit for key, edit in self._edits if fits(site, key))
@@ -139,7 +139,7 @@ class Intervention(StepCounts):
             self._all_met()
 
     def _all_met(self) -> None:
-        """ValueError where edits were meant for calls that there are not."""
+        """ValueError if edits matched no call."""
         if not self._unmet:
             return
         lost = "; ".join(f"{name or 'the model'}: {what.reason}" for name, what in self.unobserved.items())
@@ -148,24 +148,24 @@ class Intervention(StepCounts):
             return
         if not self.steps:
             raise ValueError(
-                "intervene: nothing was changed, as no forward of the model ran inside the block that this thread "
-                f"could see (what torch.compile made runs past it: run the module it was made from){lost}"
+                "intervene: nothing was changed, as no forward of the model ran inside the block on this thread "
+                f"(a model compiled by torch.compile runs past it: run the original module){lost}"
             )
         names = ", ".join(repr(key) for key in self._unmet)
         there = ", ".join(name or "'' (the model's own)" for name in self._seen) or "none"
         hint = self._heads_named()
-        raise ValueError(f"intervene: no attention call fits {names}{hint}. Calls there are: {there}{lost}")
+        raise ValueError(f"intervene: no attention call matches {names}{hint}; there are {there}{lost}")
 
     def _heads_named(self) -> str:
-        """What to say of keys such as 1.4, which are meant as layer.head."""
+        """A hint for keys such as 1.4, meant as layer.head."""
         named = (re.fullmatch(r"(\d+)\.(\d+)", str(key)) for key in self._unmet)
-        found = next(filter(None, named), None)
-        if found is None:
+        match = next(filter(None, named), None)
+        if match is None:
             return ""
-        return f"; a key names a layer, and heads go into the edit, as {{{found[1]}: Ablate([{found[2]}])}}"
+        return f"; a key names a layer, and heads go into the edit, as {{{match[1]}: Ablate([{match[2]}])}}"
 
     def _all_reached(self) -> None:
-        """ValueError where edits were meant for positions that no text of the block has."""
+        """ValueError if edits are for positions that no text of the block has."""
         for name, end in self._rows.ends.items():
             for edit in self._at(site := self._seen[name]):
                 lost = edit._unreached(site, end)
@@ -176,37 +176,39 @@ class Intervention(StepCounts):
 def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -> Intervention:
     """Change the attention calls of a model while a block runs.
 
-    It changes whatever `saccade.watch` sees: calls of Saccade's modules, of F.scaled_dot_product_attention, of
-    nn.MultiheadAttention, of Hugging Face models with any attention implementation, and attention written by hand.
-    Calls that cannot be reached are listed under `unobserved`. Gradients flow through what is left. A model is as it
-    was after the block, also after an exception, and other threads are not touched.
+    All calls that `saccade.watch` observes can be changed: calls of Saccade's modules, of
+    F.scaled_dot_product_attention, of nn.MultiheadAttention, of Hugging Face models with any attention implementation,
+    and attention written by hand. Calls that cannot be reached are listed under `unobserved`. Gradients flow through
+    the edited calls. After the block, also after an exception, the model is as before; other threads are not affected.
 
     Edits are exact, in linear memory: masks, scales and biases of some heads are values, and heads that are ablated or
-    patched whole are not computed (on a CPU in float32, bfloat16 and float16). Attention written by hand is dense as it
-    was.
+    patched completely are not computed (on a CPU in float32, bfloat16 and float16). Attention written by hand stays
+    dense.
 
-    Blocks nest, the outer one's edits come first, and a `watch` sees the calls as they are computed. A call with edits
-    may be computed by another kernel than without, which changes roundings. `observe=` and `return_weights=True` of
-    Saccade's modules show a call as the model makes it.
+    Blocks nest; the outer block's edits come first, and a `watch` sees the calls as they are computed. A call with
+    edits may be computed by another kernel than without, with other rounding. `observe=` and `return_weights=True` of
+    Saccade's modules show a call without edits.
 
     A region that `torch.utils.checkpoint` repeats in a backward pass is repeated with its edits, also after the block.
-    Meanwhile models of `saccade.models` compute padding in place, so that items and positions are those of the batch.
+    Within the block, models of `saccade.models` compute padding as well, so that items and positions are those of the
+    batch.
 
     Args:
         model: the module whose forwards are changed.
         edits: by layers, one edit or several, which are applied in their order: `Ablate`, `Scale`, `EditMask`,
-            `EditBias`, `Weights`, `Patch`, `Freeze` of `saccade.intervention`. Layers are a call's name or path as
-            `watch` gives it, a pattern of these (* and ? as in file names), or a part of the path between dots:
-            "layers.3" is "model.layers.3.self_attn". An int is the `layer` of a `CallSite`, the first number in the
-            path: 1 is "encoder.blocks.1.attention", but in an nn.Sequential "0.blocks.1.attention" is layer 0.
+                `EditBias`, `Weights`, `Patch`, `Freeze` of `saccade.intervention`. Layers are a call's name or path as
+                in `watch`, a pattern of these (* and ? as in file names), or a part of the path between dots:
+                "layers.3" matches "model.layers.3.self_attn". An int is the `layer` of a `CallSite`, the first number
+                in the path: 1 matches "encoder.blocks.1.attention", but in an nn.Sequential "0.blocks.1.attention" is
+                layer 0.
 
     Returns:
         A context manager, an `Intervention`.
 
     Raises:
         TypeError: a model that is not a module, or an edit of another type.
-        ValueError: no edits, layers that fit no call (at the end of the forward; the existing calls are listed), heads
-            that a call does not have, or a call that cannot be changed.
+        ValueError: no edits, layers that match no call (at the end of the forward; the existing calls are listed),
+            heads that a call does not have, or a call that cannot be changed.
 
     Example:
         >>> import torch, saccade
@@ -221,21 +223,21 @@ def intervene(model: nn.Module, edits: Mapping[Layers, Edit | Sequence[Edit]]) -
         raise TypeError(f"edits must be a dict of layers and edits, got {describe(edits)}")
     if not edits:
         raise ValueError("edits must hold at least one edit, got none")
-    found: list[tuple[Layers, Edit]] = []
+    pairs: list[tuple[Layers, Edit]] = []
     for layers, given in edits.items():
         if isinstance(layers, bool) or not isinstance(layers, (int, str)):
             raise TypeError(f"edits: layers must be a number, name or path, got {describe(layers)}")
         several = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
-        wrong = [one for one in several if not isinstance(one, Edit)]
+        wrong = [edit for edit in several if not isinstance(edit, Edit)]
         if wrong or not several:
             got = describe(wrong[0]) if wrong else "none"
             raise TypeError(f"edits: {layers!r} must have edits, such as Ablate([0]), got {got}")
-        found += [(layers, edit) for edit in several]
-    return Intervention(model, found)
+        pairs += [(layers, edit) for edit in several]
+    return Intervention(model, pairs)
 
 
 def fits(site: CallSite, wanted: Layers | CallName) -> bool:
-    """Whether a key of the edits is for a call."""
+    """Whether a key of the edits matches a call."""
     if isinstance(wanted, CallName):
         return site.name == wanted.name
     if isinstance(wanted, int):

@@ -1,4 +1,4 @@
-"""Edits that put something of another run in: `Patch`, and `Freeze`, which is one of them.
+"""Edits that insert tensors of another run: `Patch`, and `Freeze`, a special case.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, Ls rows of the source's call, D / Dv widths.
 """
@@ -23,7 +23,7 @@ WHAT = ("output", "weights", "query", "key", "value")
 
 
 class _Places(NamedTuple):
-    """Rows (or keys) of a call, and those of the source's call that go there; None: all, in order."""
+    """Rows (or keys) of a call, and the rows of the source's call that replace them; None: all, in order."""
 
     here: list[int] | None
     there: list[int] | None
@@ -31,25 +31,25 @@ class _Places(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Patch(Edit):
-    """Heads that compute with something of another run of the same model (Vig et al. 2020; Meng et al. 2022).
+    """Heads that compute with a tensor from another run of the same model (Vig et al. 2020; Meng et al. 2022).
 
     Args:
         heads: query heads, from 0; an int, ints, or None for all. "key" and "value" of a head are those of its group.
         source: the other run: `with saccade.watch(model, keep=True) as source: model(...)`, or such a watch read from
-            a file. What it keeps has no graph: gradients do not reach it.
+            a file. Its tensors have no graph: gradients do not reach them.
         what: "output" before the output projection; "weights", with the values of this run; "query", "key" or
-            "value" as the operator gets them (after rotary positions).
+            "value" as the operator receives them (after rotary positions).
         positions: token positions, from 0, that are patched: rows, and keys for "key" and "value". They count along
-            the sequence also where a cache has its beginning, from the call of the block that has as many rows as
-            keys; a cache that was filled outside of the block is taken to hold all tokens before. A later call may be
-            the first to reach a position. None: all, and the two runs must have equal lengths; with positions they may
-            differ, and the caller says that the same number means the same place in both.
+            the sequence, also with a cache, from the first call of the block with equally many rows and keys; a cache
+            filled outside of the block is assumed to hold all earlier tokens. A position may be reached in a later
+            call. None: all, and the two runs must have equal lengths; with positions lengths may differ, and a number
+            must mean the same place in both runs.
         items: items of the batch, from 0; an int, ints, or None for all.
 
     Raises:
-        TypeError: source is no watch. ValueError: another word, a source that kept nothing; when used, a call that
-            the source lacks, another batch, length, width or number of heads; when the block ends, a position beyond
-            all texts of the block.
+        TypeError: source is not a watch. ValueError: an unknown `what`, a source that kept nothing; when used, a call
+            that the source lacks, another batch, length, width or number of heads; when the block ends, a position
+            beyond all texts of the block.
 
     Example:
         >>> import torch, saccade
@@ -72,7 +72,7 @@ class Patch(Edit):
     def __post_init__(self) -> None:
         if not isinstance(self.source, Observations):
             raise TypeError(
-                f"source must be what `with saccade.watch(model, keep=True) as source` gives, got "
+                f"source must be the result of `with saccade.watch(model, keep=True) as source`, got "
                 f"{type(self.source).__name__}"
             )
         if self.what not in WHAT:
@@ -115,9 +115,9 @@ class Patch(Edit):
         if kept.key.shape[2] != weights.shape[-1]:
             raise ValueError(_lengths_differ(place, kept, call))
         at = [chosen.heads.index(head) for head in heads]
-        found = kept.weights(heads, [row for _, row in patched]).to(weights.dtype)
-        found = weights[:, at].index_copy(2, _indices([n for n, _ in patched], weights), found)
-        return with_heads(weights, at, found, self.choice.covered(call)[:, chosen.heads])
+        new = kept.weights(heads, [row for _, row in patched]).to(weights.dtype)
+        new = weights[:, at].index_copy(2, _indices([n for n, _ in patched], weights), new)
+        return with_heads(weights, at, new, self.choice.covered(call)[:, chosen.heads])
 
     def _replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
         whole = self.what == "output" and self._places(call, self._kept(call, place), "rows", place).here is None
@@ -127,26 +127,26 @@ class Patch(Edit):
         return self._patched(out, call, place, self.choice.heads_of(call)) if self.what == "output" else out
 
     def _patched(self, own: Tensor, call: AttentionCall, place: CallPlace, heads: list[int]) -> Tensor:
-        """query, key, value or output (B, H, L, .) with the source's in `heads` of its own."""
+        """query, key, value or output (B, H, L, .) with the source's values in `heads`."""
         kept = self._kept(call, place)
         name = "out" if self.what == "output" else self.what
         other: Tensor | None = getattr(kept, name)
         if other is None:
-            raise ValueError(f"source: it was written by a version that did not keep {self.what}; watch the run again")
+            raise ValueError(f"source: {self.what} is missing, as in files of old versions; watch the run again")
         if other.shape[:2] != own.shape[:2] or other.shape[3] != own.shape[3]:
             raise ValueError(
                 f"source: {self.what} of {place.name} is {tuple(other.shape)}, here {tuple(own.shape)}: another model"
             )
         places = self._places(call, kept, "keys" if self.what in ("key", "value") else "rows", place)
-        found = other[:, heads].to(own)
+        new = other[:, heads].to(own)
         if places.here is not None:
             assert places.there is not None
-            given = found[:, :, places.there]
-            found = own[:, heads].index_copy(2, _indices(places.here, own), given)
-        return _laid_out_as(own, with_heads(own, heads, found, self._share_of(own, call)))
+            rows_of_source = new[:, :, places.there]
+            new = own[:, heads].index_copy(2, _indices(places.here, own), rows_of_source)
+        return _laid_out_as(own, with_heads(own, heads, new, self._share_of(own, call)))
 
     def _share_of(self, tensor: Tensor, call: AttentionCall) -> Tensor:
-        """(B or 1, H, 1, 1): the items, for a tensor with other heads than the query."""
+        """(B or 1, H, 1, 1): the chosen items, for a tensor with another number of heads than the query."""
         covered = self.choice.covered(call)
         return (
             covered
@@ -155,7 +155,7 @@ class Patch(Edit):
         )
 
     def _whole_groups(self, call: AttentionCall) -> bool:
-        """Whether all query heads of a key head are chosen, or none."""
+        """Whether all query heads of a key head are chosen, or none are."""
         group = call.query.shape[1] // call.key.shape[1]
         heads = self.choice.heads_of(call)
         return len({head // group for head in heads}) * group == len(heads)
@@ -176,14 +176,14 @@ class Patch(Edit):
             marks = torch.zeros(part.call.query.shape[2], dtype=torch.bool, device=covered.device)
             marks[places.here] = True
             covered = covered & marks[None, None, :, None]
-        if not bool(covered.any()):  # a step of decoding, after the tokens of the source
+        if not bool(covered.any()):  # a decoding step after the tokens of the source
             return [part]
         if kept.key.shape[2] != part.call.key.shape[2]:
             raise ValueError(_lengths_differ(place, kept, part.call))
 
         def change(call: AttentionCall) -> AttentionCall:
             query = kept.query.to(call.query)
-            if query.shape[2] != call.query.shape[2]:  # a cache has the beginning of the sequence
+            if query.shape[2] != call.query.shape[2]:  # the beginning of the sequence is in a cache
                 assert places.here is not None and places.there is not None
                 query = query.new_zeros(call.query.shape).index_copy(
                     2, _indices(places.here, query), query[:, :, places.there]
@@ -204,25 +204,24 @@ class Patch(Edit):
         return split(part, covered, change)
 
     def _kept(self, call: AttentionCall, place: CallPlace) -> KeptCall:
-        found = self.source.kept.get(place.name)
-        if found is None:
+        kept = self.source.kept.get(place.name)
+        if kept is None:
             names = ", ".join(self.source.kept)
             raise ValueError(f"source: it has no call {place.name}; it is of another model, or kept only: {names}")
-        if found.query.shape[:2] != call.query.shape[:2]:
+        if kept.query.shape[:2] != call.query.shape[:2]:
             raise ValueError(
-                f"source: {place.name} has {_items_and_heads(found.query)} there and "
-                f"{_items_and_heads(call.query)} here"
+                f"source: {place.name} has {_items_and_heads(kept.query)} there and {_items_and_heads(call.query)} here"
             )
-        return found if found.query.device == call.query.device else found.to(call.query.device)
+        return kept if kept.query.device == call.query.device else kept.to(call.query.device)
 
     def _places(self, call: AttentionCall, kept: KeptCall, axis: str, place: CallPlace) -> _Places:
-        """The rows or keys that are patched. ValueError where lengths differ and no positions are given."""
+        """The patched rows or keys. ValueError if lengths differ and no positions are given."""
         rows, keys = call.query.shape[2], call.key.shape[2]
         here, there = (keys, kept.key.shape[2]) if axis == "keys" else (rows, kept.query.shape[2])
         within_one = _within_one(kept) and keys >= rows
         first = place.first_row if within_one else 0
         if axis == "keys" and within_one:
-            first += rows - keys  # the position of key 0: a window has dropped those before it
+            first += rows - keys  # the position of key 0: a window has dropped earlier keys
         if self.positions is None:
             if here == there and not first:
                 return _Places(None, None)
@@ -250,9 +249,9 @@ class Patch(Edit):
 
 
 def Freeze(heads: Heads, source: Observations, *, items: Heads = None) -> Patch:
-    """Freeze the weights: heads attend as in another run, and read the values of this one.
+    """Freeze the weights: heads attend as in another run, with the values of this run.
 
-    The same as `Patch(heads, source, "weights")` (Elhage et al., "A Mathematical Framework for Transformer Circuits",
+    Equal to `Patch(heads, source, "weights")` (Elhage et al., "A Mathematical Framework for Transformer Circuits",
     2021, freezing attention patterns).
 
     Example:
@@ -270,7 +269,7 @@ def Freeze(heads: Heads, source: Observations, *, items: Heads = None) -> Patch:
 
 
 def _within_one(kept: KeptCall) -> bool:
-    """Whether queries and keys are those of one sequence, so that a cache may hold its beginning."""
+    """Whether queries and keys are from one sequence, so that a cache may hold its beginning."""
     return kept.query.shape[2] == kept.key.shape[2]
 
 
@@ -279,7 +278,7 @@ def _indices(given: Sequence[int], like: Tensor) -> Tensor:
 
 
 def _laid_out_as(own: Tensor, new: Tensor) -> Tensor:
-    """`new` with the strides of `own`: of tensors that lie otherwise, kernels round otherwise."""
+    """`new` with the strides of `own`: kernels round differently for other strides."""
     if new.stride() == own.stride() or 0 in own.stride():
         return new
     return torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device).copy_(new)
@@ -292,6 +291,6 @@ def _items_and_heads(query: Tensor) -> str:
 def _lengths_differ(place: CallPlace, kept: KeptCall, call: AttentionCall) -> str:
     return (
         f"source: {place.name} has {kept.query.shape[2]} queries and {kept.key.shape[2]} keys there, "
-        f"{call.query.shape[2]} and {call.key.shape[2]} here; texts of other tokens are patched by positions=[...], "
-        "where the same number must mean the same place in both"
+        f"{call.query.shape[2]} and {call.key.shape[2]} here; different lengths need positions=[...], where a number "
+        "means the same place in both"
     )

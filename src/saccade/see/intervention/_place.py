@@ -1,4 +1,4 @@
-"""What a block wants changed about a call, and where the call's rows stand in their sequence."""
+"""The edits of one block for a call, and the positions of the call's rows in their sequence."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ._edit import CallPlace, Edit
 
 @dataclass
 class RowCounts:
-    """Which positions the calls of a block have had, by call name.
+    """The positions that the calls of a block have reached, by call name.
 
     Attributes:
-        ends: one more than the last position that any call of this name had.
+        ends: one more than the last position of any call of this name.
     """
 
     ends: dict[str, int] = field(default_factory=dict)
-    _next: dict[str, int] = field(default_factory=dict)  # of a text that began in the block
+    _next: dict[str, int] = field(default_factory=dict)  # next position of a text that began in the block
 
     def first_row(self, name: str, rows: int, keys: int) -> int:
-        """The position of row 0 of the call that happens now.
+        """The position of row 0 of the current call.
 
-        A cache of a window holds fewer keys than there were tokens: rows are counted from the call that had as many
-        rows as keys, which begins a text. A cache that was filled outside of the block is taken to hold all tokens.
+        A window cache holds fewer keys than there were tokens, so rows are counted from the call with equally many rows
+        and keys, which begins a text. A cache filled outside of the block is assumed to hold all tokens.
         """
         cached = keys - rows
         first = self._next.pop(name, None) if cached else 0
@@ -41,13 +41,13 @@ class RowCounts:
 
 
 class BlockEdits(NamedTuple):
-    """What one block wants changed about the call that happens now."""
+    """The edits of one block for the current call."""
 
     edits: tuple[Edit, ...]
     site: CallSite
     rows: RowCounts
 
     def placed(self, call: AttentionCall) -> list[tuple[Edit, CallPlace]]:
-        """The edits with the place of the call, whose rows are counted. Once for each call."""
+        """The edits with the place of the call; counts its rows, so once for each call."""
         first = self.rows.first_row(self.site.name, call.query.shape[2], call.key.shape[2])
         return [(edit, CallPlace(self.site, first)) for edit in self.edits]

@@ -1,4 +1,4 @@
-"""Weights in tiles of whole rows, for functions of them: memory grows with the length, not with its square.
+"""Weights in tiles of whole rows, for functions of weights: memory grows with the length, not with its square.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, n chosen heads, Lk keys, r rows of a tile, D / Dv widths.
 """
@@ -19,11 +19,11 @@ from ...operator._tiles import TileProblem
 from ...operator._weights import attention_weights
 
 _TILE_BYTES = 2**22
-_ROWS = 48  # products of fewer rows run at half the speed; the kernels take so many at once
+_ROWS = 48  # rows that the kernels take at once; products of fewer rows run at half the speed
 
 
 def tiles_of_rows(call: AttentionCall, heads: list[int]) -> Iterator[tuple[int, int]]:
-    """(first, last + 1) of the query rows of each tile: as many as `_TILE_BYTES` hold, and `_ROWS` in 16 times that."""
+    """(first, last + 1) of the query rows of each tile: as many as fit `_TILE_BYTES`, and `_ROWS` in 16 times that."""
     length, step = call.query.shape[2], _rows_of_tile(call, heads)
     return ((first, min(first + step, length)) for first in range(0, length, step))
 
@@ -36,19 +36,19 @@ def _rows_of_tile(call: AttentionCall, heads: list[int]) -> int:
 
 
 class WeightTiles:
-    """Weights of some heads of a call, some rows at a time.
+    """Weights of some heads of a call, a few rows at a time.
 
     Attributes:
-        native: whether the compiled kernels make them.
-        differentiable: whether a gradient of them is wanted, which there is not.
+        native: whether the compiled kernels compute them.
+        differentiable: whether a gradient is needed, which they do not have.
     """
 
     def __init__(self, call: AttentionCall, heads: list[int]) -> None:
         checked = make_call(call.query, call.key, call.value, **call.scoring(), dropout=0.0)
         self._call, self._heads = call, heads
         self._problem = replace(TileProblem.of(checked), heads=tuple(heads))
-        self.differentiable = torch.is_grad_enabled() and any(one.requires_grad for one in checked.tensors())
-        # Poison is put where it belongs, and float64 summed, by the slowest way.
+        self.differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in checked.tensors())
+        # The slowest way handles NaN and infinities exactly, and sums float64.
         self._plain = not self._problem.guarded and self._problem.dtype == torch.float32
         self.native = self._plain and native.refuses(checked) is None
         if self.native:
@@ -63,7 +63,7 @@ class WeightTiles:
             self._sink = None if sink is None else sink[at].float().view(-1, 1, 1)
 
     def rows(self, first: int, last: int) -> Tensor:
-        """(B, n, r, Lk) of rows first to last - 1."""
+        """(B, n, r, Lk) weights of rows first to last - 1."""
         if self.native:
             return self._tiles.rows(first, last)
         rows = torch.arange(first, last, device=self._call.query.device)
@@ -75,7 +75,7 @@ class WeightTiles:
         return self._softmax(self._query[:, :, first:last] @ self._key, Span(first, last, rows), keys)
 
     def _softmax(self, logits: Tensor, rows: Span, keys: Span) -> Tensor:
-        """Weights from products, in place; rows that see nothing are 0."""
+        """Weights from products, in place; 0 in rows without visible keys."""
         problem = self._problem
         if problem.softcap is not None:
             logits.div_(problem.softcap).tanh_().mul_(problem.softcap)
@@ -92,7 +92,7 @@ class WeightTiles:
 
 
 class TileValues:
-    """Values (B, n, Lk, Dv) that tiles of weights are multiplied with. What is not finite is read by weights but 0."""
+    """Values (B, n, Lk, Dv) to multiply with tiles of weights. NaN and inf are read only by weights other than 0."""
 
     def __init__(self, value: Tensor, by_kernel: bool) -> None:
         self._width, self._bad = value.shape[3], None

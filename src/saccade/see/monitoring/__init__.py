@@ -1,7 +1,7 @@
-"""Watching models that run: every attention call of a model, observed.
+"""Observing every attention call of a running model.
 
-Begin with `_watch.py`; `calls` sees the calls, `_observe.py` measures them, `_alarms.py` judges, `_monitor.py` logs a
-training. Imports the record of a call, weights and statistics, `_tracing` and `_hooks`.
+Begin with `_watch.py`; `calls` observes the calls, `_observe.py` measures them, `_alarms.py` reports problems, and
+`_monitor.py` logs a training. Imports the record of a call, weights and statistics, `_tracing` and `_hooks`.
 """
 
 from __future__ import annotations

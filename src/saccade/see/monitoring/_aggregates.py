@@ -1,8 +1,8 @@
-"""Running mean, spread and extremes of every statistic of every call and head, whatever the number of steps.
+"""Running mean, spread and extremes of every statistic of every call and head, in constant memory.
 
-Two kinds of samples. A row statistic (entropy, masses, ...) has one sample for each counted row of each observed step,
-so a step with more tokens weighs more. A step statistic (largest logit, norms, gradients, ...) has one for each step.
-Means and squared deviations of parts are joined as in Chan, Golub & LeVeque (1983), in float64.
+There are two kinds of samples. A row statistic (entropy, masses, ...) has one sample for each counted row of each
+observed step, so a step with more tokens weighs more. A step statistic (largest logit, norms, gradients, ...) has one
+for each step. Means and squared deviations of parts are joined as in Chan, Golub & LeVeque (1983), in float64.
 
 Shape legend: B batch, H query heads, L rows, S statistics.
 """
@@ -21,7 +21,7 @@ class Aggregate:
     """One statistic of one head of one call: the number of samples and their mean, spread, minimum and maximum.
 
     `spread` is the standard deviation of the samples (divided by their number), 0 for a single one. Without samples
-    all but the count are NaN.
+    everything but the count is NaN.
 
     Example:
         >>> import torch, saccade
@@ -53,21 +53,21 @@ class RunningSums:
 
     @staticmethod
     def of(names: Sequence[str], samples: Tensor, counted: Tensor) -> RunningSums:
-        """Of samples (S, B, H, L) where `counted`, of a shape that broadcasts to them, says so."""
+        """Sums of samples (S, B, H, L) where `counted`, which broadcasts to them, is true."""
         wide = torch.float64 if samples.device.type != "mps" else torch.float32
         counted = counted.expand(samples.shape)
         count = counted.sum((1, 3)).to(wide)
         some = count.clamp(min=1)
         mean = torch.where(counted, samples, 0).sum((1, 3), dtype=wide) / some
         off = torch.where(counted, samples - mean[:, None, :, None].to(samples.dtype), 0)
-        # The mean as it was subtracted is rounded to the samples' dtype: its error is taken out again.
+        # The subtracted mean is rounded to the samples' dtype: this corrects its error.
         squares = (off * off).sum((1, 3), dtype=wide) - off.sum((1, 3), dtype=wide) ** 2 / some
         least = torch.where(counted, samples, torch.inf).amin((1, 3)).to(wide)
         most = torch.where(counted, samples, -torch.inf).amax((1, 3)).to(wide)
         return RunningSums(tuple(names), count, mean, squares.clamp(min=0), least, most)
 
     def join(self, other: RunningSums) -> RunningSums:
-        """Of the samples of both."""
+        """The sums of the samples of both."""
         if self.names != other.names:
             return self._with(other.names).join(other._with(self.names))
         total = self.count + other.count
@@ -83,7 +83,7 @@ class RunningSums:
         )
 
     def _with(self, names: tuple[str, ...]) -> RunningSums:
-        """With a line without samples for each name that is missing, in one order for both sides of a join."""
+        """With an entry without samples for each missing name, in the order of `names`, so that two can be joined."""
         order = tuple(sorted({*self.names, *names}))
         empty = self.count.new_zeros(1, self.count.shape[1])
         lines = {name: place for place, name in enumerate(self.names)}
@@ -93,7 +93,7 @@ class RunningSums:
         return RunningSums(order, *(torch.cat([own, fill])[where] for own, fill in zip(held, fills, strict=True)))
 
     def of_heads(self) -> list[dict[str, Aggregate]]:
-        """For each head, its statistics by name."""
+        """The statistics of each head, by name."""
         held = (self.count, self.mean, self.squares, self.least, self.most)
         heads = torch.stack(held).permute(2, 1, 0).tolist()
         return [{name: _aggregate(*numbers) for name, numbers in zip(self.names, head, strict=True)} for head in heads]

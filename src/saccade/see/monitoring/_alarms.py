@@ -1,6 +1,6 @@
-"""Alarms: what goes wrong in attention while a model runs or learns, with the layer, the head and the numbers.
+"""Alarms: problems of attention while a model runs or learns, with layer, head and numbers.
 
-The rules stand in `_alarms_rules`; here is when an alarm begins, goes on and is over.
+The rules are in `_alarms_rules`; this file decides when an alarm begins, continues and ends.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Alarm:
     Attributes:
         kind: "entropy collapse", "saturated softmax", "logit growth", "uniform head", "dead head", "sink", "vanishing
             gradients" or "not finite".
-        severity: "note" (worth knowing, trained models have it), "warning", "error" (the numbers are lost).
+        severity: "note" (normal in trained models), "warning", "error" (the numbers are lost).
         name, path, layer: of the call, see `CallSite`.
-        head: query head; of "not finite" keys and values the key-value head.
-        step: when it began. last_step: when it was seen last. count: in how many readings it was seen.
+        head: the query head; of "not finite" keys and values the key-value head.
+        step: when it began. last_step: its last reading. count: the number of readings with it.
         over: whether it has ended.
-        message: what was measured, in a sentence. advice: what to do about it.
-        numbers: what was measured at first. limits: the thresholds that decided.
+        message: the measurement in a sentence. advice: how to fix it.
+        numbers: the first measurement. limits: the thresholds that decided.
 
     Example:
         >>> import torch, saccade
@@ -70,7 +70,7 @@ class Alarm:
         return f"{self.severity}: {self.kind} in {self.place}, step {self.step}: {self.message}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as json takes them."""
+        """The alarm as values for JSON."""
         return dict(vars(self))
 
     @classmethod
@@ -80,19 +80,19 @@ class Alarm:
 
 @dataclass
 class _OpenAlarm:
-    """An alarm that goes on, or has."""
+    """An alarm that has not ended, or may fire again."""
 
     alarm: Alarm
-    absent: int = 0  # readings in a row without its cause
+    absent: int = 0  # consecutive readings without its cause
 
-    def seen(self, step: int) -> None:
+    def count_reading(self, step: int) -> None:
         self.absent = 0
         self.alarm = replace(self.alarm, last_step=step, count=self.alarm.count + 1)
 
 
 @dataclass
 class _SiteHistory:
-    """What is kept of one call site: two numbers per head, and what is not yet a reading."""
+    """The state of one call site: two numbers per head, and rows that are not yet a reading."""
 
     past: list[HeadHistory]
     waiting: CallReading | None = None
@@ -102,13 +102,13 @@ class _SiteHistory:
 class Alarms:
     """Reads the calls of a model and reports problems.
 
-    An alarm fires once for each head and kind. It is counted while it lasts, and ends after `Thresholds.clear` readings
-    in a row without its cause; it can then fire again. For NaN and infinities only the first place fires; later places
-    are counted there. Memory does not grow with the number of steps, except for the alarms themselves.
+    An alarm fires once for each head and kind. It is counted while it lasts, and ends after `Thresholds.clear`
+    consecutive readings without its cause; it can then fire again. For NaN and infinities only the first place fires;
+    later places are counted there. Memory does not grow with the number of steps, except for the alarms themselves.
 
     Args:
-        thresholds: when each alarm fires; None is `Thresholds()`.
-        told: called with each alarm as it fires.
+        thresholds: limits of the alarms; None is `Thresholds()`.
+        on_alarm: called with each alarm as it fires.
 
     Example:
         >>> import torch, saccade
@@ -133,21 +133,21 @@ class Alarms:
 
     @property
     def fired(self) -> list[Alarm]:
-        """All alarms so far in the order in which they fired, those that are over among them."""
+        """All alarms so far in the order in which they fired, ended ones included."""
         return [case.alarm for case in self._cases]
 
     def state_dict(self) -> dict[str, list[list[float]]]:
-        """What the heads did before, by call name, in plain lists: what a resumed run is to be compared with."""
+        """The history of the heads by call name, as lists, which a resumed run needs for comparison."""
         return {name: [list(vars(past).values()) for past in site.past] for name, site in self._sites.items()}
 
     def load_state_dict(self, state: dict[str, list[list[float]]]) -> None:
-        """Compare what comes with what `state_dict` kept."""
+        """Continue from the history that `state_dict` returned."""
         self._sites = {
             name: _SiteHistory([HeadHistory(*numbers) for numbers in heads]) for name, heads in state.items()
         }
 
     def observe(self, record: CallRecord, step: int | None = None) -> list[Alarm]:
-        """The alarms that one call sets off; `step` replaces the record's own number."""
+        """The new alarms after one call; `step` replaces the record's own number."""
         step = record.step if step is None else step
         reading = reading_of(record, self.thresholds.keys, self.thresholds.sharp)
         site = self._sites.setdefault(record.name, _SiteHistory([HeadHistory() for _ in range(reading.heads)]))
@@ -163,18 +163,18 @@ class Alarms:
         site.waiting, site.last = None, whole
         for own, evenness, logit in zip(site.past, whole.evenness, whole.logit, strict=True):
             own.note(evenness, logit)
-        found = [finding for rule in RULES for finding in rule(whole, site.past, self.thresholds)]
-        return self._settle(found, record, step, judged=lambda kind: kind not in (VANISHING, NOT_FINITE))
+        matches = [finding for rule in RULES for finding in rule(whole, site.past, self.thresholds)]
+        return self._settle(matches, record, step, judged=lambda kind: kind not in (VANISHING, NOT_FINITE))
 
     def observe_gradients(self, record: GradientRecord, step: int | None = None) -> list[Alarm]:
-        """The alarms that the gradients of one call set off, beside the numbers of its forward pass."""
+        """The new alarms after the gradients of one call, which are compared with its forward pass."""
         step = record.step if step is None else step
         site = self._sites.get(record.name)
         if site is None or site.last is None or not {"query", "key", "out"} <= record.gradients.keys():
             return []
         gradients = {name: _of_query_heads(g.tolist(), site.last.heads) for name, g in record.gradients.items()}
-        found = list(vanishing_gradients(site.last, gradients, site.past, self.thresholds))
-        return self._settle(found, record, step, judged=lambda kind: kind == VANISHING)
+        matches = list(vanishing_gradients(site.last, gradients, site.past, self.thresholds))
+        return self._settle(matches, record, step, judged=lambda kind: kind == VANISHING)
 
     def _settle(
         self,
@@ -183,13 +183,13 @@ class Alarms:
         step: int,
         judged: Callable[[str], bool],
     ) -> list[Alarm]:
-        """Fire what is new, count what goes on, and end what has not been seen for long enough."""
+        """Fire new alarms, count continuing ones, and end those without their cause for long enough."""
         present, new = set(), []
         for finding in matches:
             at = (record.name, finding.kind, finding.head)
             present.add(at)
             if at in self._open:
-                self._open[at].seen(step)
+                self._open[at].count_reading(step)
             else:
                 self._open[at] = self._fire(finding, record, step)
                 new.append(self._open[at].alarm)
@@ -215,13 +215,13 @@ class Alarms:
 
     def _not_finite(self, finding: RuleMatch, record: CallRecord, step: int) -> list[Alarm]:
         if self._broken is not None:
-            self._broken.seen(step)
+            self._broken.count_reading(step)
             return []
         self._broken = self._fire(finding, record, step)
         return [self._broken.alarm]
 
     def _finite(self, name: str) -> None:
-        """The call at which NaN was first seen is finite again: the next NaN is another one's beginning."""
+        """The call at which NaN was first found is finite again: the next NaN is a new alarm."""
         if self._broken is not None and self._broken.alarm.name == name:
             self._broken.alarm = replace(self._broken.alarm, over=True)
             self._broken = None

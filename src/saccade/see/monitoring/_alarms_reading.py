@@ -1,4 +1,4 @@
-"""What the rules look at: a few numbers for each head of one attention call.
+"""The input of the rules: a few numbers for each head of one attention call.
 
 Shape legend: B items, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 """
@@ -26,29 +26,29 @@ _AVERAGED = ("keys", "evenness", "sharp", "first", "absent", "steady")
 
 @dataclass(frozen=True)
 class NonFiniteEntry:
-    """The first entry of a call that is not finite."""
+    """The first entry of a call that is NaN or infinite."""
 
     what: str  # "query", "key", "value", "logits" or "out"
-    head: int  # of the queries, or for keys and values of the key-value heads
-    share: float  # of the entries of that head
+    head: int  # query head, or the key-value head for keys and values
+    share: float  # of that head's entries
     item: int | None = None
     at: tuple[int, int] | None = None  # (row or key, channel), for logits (row, key)
 
 
 @dataclass(frozen=True)
 class CallReading:
-    """One call in numbers per query head; averages are over the rows that see at least `Thresholds.keys` keys.
+    """Numbers of one call by query head; averages are over the rows that see at least `Thresholds.keys` keys.
 
     Attributes:
-        rows: how many rows that is. keys: how many keys they see.
-        evenness: entropy over the greatest it could be.
+        rows: the number of these rows. keys: the number of keys they see.
+        evenness: entropy divided by its maximum.
         sharp: share of rows whose largest weight is at least `Thresholds.sharp`.
-        first: weight on the first key. absent: on the learned sink, that is on no key.
-        steady: weight on the key that most rows look at most, counted in the rows that do so. steady_at: that key, -1
-            where readings that were put together differ.
-        logit: the largest logit. span: between the largest and the least.
+        first: weight on the first key. absent: weight on the learned sink, that is on no key.
+        steady: weight on the key that is the largest in most rows, from those rows. steady_at: that key, -1 where
+            joined readings differ.
+        logit: the largest logit. span: the difference between the largest and the least.
         out, query, key, value: mean L2 norms.
-        broken: the first place that is not finite.
+        broken: the first entry that is not finite.
     """
 
     rows: Numbers
@@ -72,7 +72,7 @@ class CallReading:
         return len(self.rows)
 
     def only(self, rows: int) -> CallReading:
-        """The same with NaN for heads that have fewer rows: each head may have its own mask."""
+        """The same with NaN for heads with fewer rows: each head may have its own mask."""
         few = [count < rows for count in self.rows]
         if not any(few):
             return self
@@ -84,42 +84,42 @@ class CallReading:
 
 
 def reading_of(record: CallRecord, keys: int, sharp: float) -> CallReading:
-    """The numbers of one call; they are fetched from the device at once.
+    """The numbers of one call, copied from the device in one transfer.
 
     Args:
-        keys: rows that see fewer say nothing about a head: one key always has all the weight.
-        sharp: which largest weight counts as nearly all.
+        keys: rows that see fewer keys are left out: a single key always has all the weight.
+        sharp: the largest weight from which a row counts as sharp.
     """
-    found = record.statistics
-    judged = found.counted & (found.keys_seen >= keys)
+    measured = record.statistics
+    judged = measured.counted & (measured.keys_seen >= keys)
     rows = judged.sum((0, 2))
 
     def mean(values: Tensor) -> Tensor:
         return torch.where(judged, values, 0.0).sum((0, 2)) / rows.clamp(min=1)
 
-    steady, steady_at = _steady(found, judged)
-    logits = found.heads["logits"]
+    steady, steady_at = _steady(measured, judged)
+    logits = measured.heads["logits"]
     numbers = {
         "rows": rows,
-        "keys": mean(found.keys_seen.to(found.entropy.dtype)),
-        "evenness": mean(found.evenness),
-        "sharp": mean((found.largest >= sharp).to(found.largest.dtype)),
-        "first": mean(found.mass["first"]),
-        "absent": mean(found.mass["sink"]),
+        "keys": mean(measured.keys_seen.to(measured.entropy.dtype)),
+        "evenness": mean(measured.evenness),
+        "sharp": mean((measured.largest >= sharp).to(measured.largest.dtype)),
+        "first": mean(measured.mass["first"]),
+        "absent": mean(measured.mass["sink"]),
         "steady": steady / rows.clamp(min=1),
         "steady_at": steady_at,
         "logit": logits["max"],
         "span": logits["max"] - logits["min"],
         "out": record.out_norm,
-        **{what: _norm(found, what) for what in ("query", "key", "value")},
+        **{what: _norm(measured, what) for what in ("query", "key", "value")},
     }
     values = torch.stack([value.double() for value in numbers.values()]).tolist()
     by_name = {name: tuple(row) for name, row in zip(numbers, values, strict=True)}
-    return CallReading(**by_name, broken=_broken(found, record.out_norm))
+    return CallReading(**by_name, broken=_broken(measured, record.out_norm))
 
 
 def _steady(statistics: Statistics, judged: Tensor) -> tuple[Tensor, Tensor]:
-    """For each head the key that most judged rows look at most, and the sum of those rows' weights on it: (Hq,)."""
+    """For each head the key that is the largest in most judged rows, and those rows' sum of weights on it: (Hq,)."""
     heads, keys = statistics.shape[1], statistics.shape[3]
     at = statistics.largest_at.clamp(min=0).transpose(0, 1).reshape(heads, -1)
     judged = judged.transpose(0, 1).reshape(heads, -1)
@@ -131,7 +131,7 @@ def _steady(statistics: Statistics, judged: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _norm(statistics: Statistics, what: str) -> Tensor:
-    """(Hq,), NaN where it was not measured."""
+    """(Hq,) norms, NaN if they were not measured."""
     heads = statistics.shape[1]
     held = statistics.heads.get(what)
     if held is None:
@@ -141,24 +141,24 @@ def _norm(statistics: Statistics, what: str) -> Tensor:
 
 
 def _broken(statistics: Statistics, out: Tensor) -> NonFiniteEntry | None:
-    """In the order of the computation: query, key, value, logits, out; of these the head with the lowest number."""
+    """The first of query, key, value, logits, out with such an entry, and in it the head with the lowest number."""
     measured = [what for what in _WHAT if what in statistics.heads]
     shares = torch.cat([statistics.heads[what]["nonfinite"] for what in measured]).tolist()
     for what in measured:
         held = statistics.heads[what]["nonfinite_at"]
         own, shares = shares[: held.shape[0]], shares[held.shape[0] :]
-        # Not "share > 0": of 2^31 entries one is a share of 0 in float32.
+        # Not "share > 0": one of 2^31 entries is a share of 0 in float32.
         head = next((head for head, share in enumerate(own) if share != 0), None)
         if head is not None:
             item, _, row, column = held[head].tolist()
             return NonFiniteEntry(what, head, own[head], item, (row, column))
-    # Without a row that counts there is no mean norm, which is no fault.
+    # Without a counted row there is no mean norm, which is not an error.
     bad = (~out.isfinite() & statistics.counted.any(2).any(0)).tolist()
     return NonFiniteEntry("out", bad.index(True), math.nan) if any(bad) else None
 
 
 def joined(readings: Sequence[CallReading]) -> CallReading:
-    """Several readings of one call site as one: what is averaged is weighted by rows, of the rest the extremes."""
+    """Several readings of one call site as one: averages are weighted by rows, the others are extremes."""
     whole = readings[0]
     for other in readings[1:]:
         whole = _two(whole, other)
@@ -178,6 +178,6 @@ def _two(a: CallReading, b: CallReading) -> CallReading:
     changed["rows"] = tuple(m + n for m, n in zip(a.rows, b.rows, strict=True))
     same = [p == q for p, q in zip(a.steady_at, b.steady_at, strict=True)]
     changed["steady_at"] = tuple(p if agree else -1.0 for p, agree in zip(a.steady_at, same, strict=True))
-    # Two rows that look at two keys each look at "the same key always" only on their own.
+    # Two rows are "always the same key" only within one reading: with two keys each this happens by chance.
     changed["steady"] = tuple(p if agree else 0.0 for p, agree in zip(changed["steady"], same, strict=True))
     return CallReading(**changed, broken=a.broken or b.broken)

@@ -1,4 +1,4 @@
-"""The rules of the alarms: plain functions of a reading, of what the heads did before, and of the thresholds."""
+"""The rules of the alarms: plain functions of a reading, of the heads' history, and of the thresholds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from ._alarms_reading import CallReading, NonFiniteEntry, Numbers
 from ._alarms_thresholds import Thresholds
 
-SMOOTHING = 0.5  # weight of the newest reading in what a head is compared with
+SMOOTHING = 0.5  # weight of the newest reading in a head's running mean
 
 
 @dataclass
 class HeadHistory:
-    """What one head of one call site did before: two numbers that later readings are compared with."""
+    """The history of one head of one call site: numbers that later readings are compared with."""
 
     evenness: float = math.nan
     logit: float = math.nan
@@ -37,7 +37,7 @@ def _smoothed(before: float, now: float) -> float:
 
 @dataclass(frozen=True)
 class RuleMatch:
-    """That a rule holds for a head (None: for the call as a whole), and why."""
+    """A rule that holds for a head (None: for the whole call), and the reason."""
 
     kind: str
     severity: str
@@ -51,7 +51,7 @@ Rule = Callable[[CallReading, Sequence[HeadHistory], Thresholds], Iterator[RuleM
 
 
 def not_finite(place: NonFiniteEntry) -> RuleMatch:
-    """NaN or an infinity, where it entered."""
+    """The place at which NaN or an infinity was first found."""
     entry = "" if place.at is None else f", first at item {place.item}, {_axes(place)}"
     head = f"key-value head {place.head}" if place.what in ("key", "value") else f"head {place.head}"
     message = f"{place.what} of {head} is not finite{entry}"
@@ -66,7 +66,7 @@ def _axes(place: NonFiniteEntry) -> str:
 
 
 def entropy_collapse(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
-    """The layer as a whole has lost its entropy, and had it before; its heads that have are named."""
+    """The layer's mean entropy has collapsed from a higher value; reports the heads with low entropy."""
     heads = [head for head in range(reading.heads) if not math.isnan(reading.evenness[head])]
     if not heads:
         return
@@ -91,7 +91,7 @@ def entropy_collapse(reading: CallReading, past: Sequence[HeadHistory], limits: 
 
 
 def saturated_softmax(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
-    """Most heads of the layer give nearly all weight to one key in most rows, by logits far apart."""
+    """Most heads of the layer put nearly all weight on one key in most rows, with large logits."""
     pairs = list(zip(reading.sharp, reading.logit, strict=True))
     allowed = [limits.wide if own.highest_evenness < limits.even else limits.learned for own in past]
     heads = [h for h, (sharp, logit) in enumerate(pairs) if sharp >= limits.sharp_rows and logit >= allowed[h]]
@@ -111,7 +111,7 @@ def saturated_softmax(reading: CallReading, past: Sequence[HeadHistory], limits:
 
 
 def logit_growth(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
-    """The largest logit is far above what it was, or where no run has survived."""
+    """The largest logit has grown far above its lowest value, or to a value at which runs diverge."""
     for head, (logit, own) in enumerate(zip(reading.logit, past, strict=True)):
         grown = logit >= limits.logit and logit >= limits.grown * own.lowest_logit
         if grown or logit >= limits.diverging:
@@ -126,7 +126,7 @@ def logit_growth(reading: CallReading, past: Sequence[HeadHistory], limits: Thre
 
 
 def uniform_head(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
-    """A head looks at all keys alike, and others of its layer do not; or its logits do not differ at all."""
+    """A head has equal weights on all keys while others of its layer do not, or its logits are all equal."""
     lowest = min((evenness for evenness in reading.evenness if not math.isnan(evenness)), default=math.nan)
     for head, (evenness, span) in enumerate(zip(reading.evenness, reading.span, strict=True)):
         flat = span <= limits.flat
@@ -147,7 +147,7 @@ def uniform_head(reading: CallReading, past: Sequence[HeadHistory], limits: Thre
 
 
 def dead_head(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
-    """A head that looks at the same key always, at none, or whose output is near zero."""
+    """A head that always attends to the same key, or to none, or whose output is near zero."""
     loudest = max((norm for norm in reading.out if not math.isnan(norm)), default=math.nan)
     for head, (place, weight) in enumerate(_strongest_place(reading)):
         numbers = {"weight": weight, "out": reading.out[head], "largest_out": loudest}
@@ -161,7 +161,7 @@ def dead_head(reading: CallReading, past: Sequence[HeadHistory], limits: Thresho
 
 
 def sink(reading: CallReading, past: Sequence[HeadHistory], limits: Thresholds) -> Iterator[RuleMatch]:
-    """Most attention goes to one key whatever the row, but not all of it: that would be a dead head."""
+    """Most attention goes to one key in all rows, but not all of it: that would be a dead head."""
     for head, (place, weight) in enumerate(_strongest_place(reading)):
         if limits.sink <= weight < limits.dead:
             message = f"{weight:.2f} of the weight is on {place}, whatever the row"
@@ -173,7 +173,7 @@ def _of(limits: Thresholds, *names: str) -> dict[str, float]:
 
 
 def _strongest_place(reading: CallReading) -> Iterator[tuple[str, float]]:
-    """For each head the one place that draws most weight, and how much."""
+    """For each head the place with the largest weight in all rows, and that weight."""
     for first, absent, steady, at in zip(reading.first, reading.absent, reading.steady, reading.steady_at, strict=True):
         places = [(first, "the first key"), (absent, "the learned sink"), (steady, f"key {at:.0f}")]
         weight, name = max(places, key=lambda place: place[0])
@@ -183,16 +183,16 @@ def _strongest_place(reading: CallReading) -> Iterator[tuple[str, float]]:
 def vanishing_gradients(
     reading: CallReading, gradients: dict[str, Numbers], past: Sequence[HeadHistory], limits: Thresholds
 ) -> Iterator[RuleMatch]:
-    """The gradients of queries and keys are nothing beside that of the output.
+    """The gradients of queries and keys are tiny compared with that of the output.
 
     With dL/ds_ij = p_ij (do_i.v_j - o_i.do_i), dL/dq_i = scale sum_j dL/ds_ij k_j is at most of the order of
-    scale |k| |v| |do|. What of it comes through,
+    scale |k| |v| |do|. The gain,
 
         gain_q = sqrt(n) |dq| |q| / (L |v| |do|),    gain_k = sqrt(n) |dk| |k| / (L |v| |do|),
 
     with L the largest logit, of the order of scale |q| |k|, and n the keys a row sees, does not change with the scale
-    of the loss, of the logits or of the values. It is near 1 / sqrt(D) where weights are even (n terms of 1 / n each,
-    of random sign), and goes to 0 as they become one-hot.
+    of the loss, of the logits or of the values. It is near 1 / sqrt(D) for equal weights (n terms of 1 / n each,
+    of random sign), and goes to 0 as weights become one-hot.
     """
     for head in range(reading.heads):
         size = reading.logit[head] * reading.value[head] * gradients["out"][head] / math.sqrt(reading.keys[head])

@@ -1,6 +1,6 @@
 """Observations as one safetensors file: numbers as tensors, everything else as JSON in its header.
 
-Nothing in the file is code, and reading it runs none. A kept mask or bias is written as what it was made of.
+The file holds no code, and reading it runs none. A kept mask or bias is stored as its parts.
 
 Shape legend: S statistics, H watched heads.
 """
@@ -29,7 +29,7 @@ FORMAT, VERSION = "saccade-watched", 1
 
 
 def write(observations: CallObservations, path: str | Path) -> dict[str, str]:
-    """Write `observations` to `path`, whole or not at all. Gives what could not be stored, and why."""
+    """Write `observations` to `path`, whole or not at all. Returns what could not be stored, with the reason."""
     from safetensors.torch import save_file
 
     tensors: Tensors = {}
@@ -54,7 +54,7 @@ def write(observations: CallObservations, path: str | Path) -> dict[str, str]:
 
 
 def read(source: Path, observations: CallObservations) -> None:
-    """Read a file that `write` wrote into `observations`, which is empty so far; for errors see `load`."""
+    """Read a file written by `write` into `observations`, which must be empty; errors as in `load`."""
     import safetensors
 
     if not source.is_file():
@@ -116,7 +116,7 @@ def _stored_call(call: KeptCall, prefix: str, tensors: Tensors) -> dict[str, Any
 
 
 def _counted(table: Mapping[str, Unobserved]) -> dict[str, list[Any]]:
-    return {name: [one.count, one.reason] for name, one in table.items()}
+    return {name: [entry.count, entry.reason] for name, entry in table.items()}
 
 
 def _read_counted(stored: Mapping[str, Any]) -> dict[str, Unobserved]:
@@ -162,10 +162,10 @@ def _read_call(stored: Mapping[str, Any], prefix: str, tensors: Tensors) -> Kept
     )
 
 
-# JSON has no NaN and no infinity: an alarm may hold them.
+# JSON has no NaN and no infinity, but an alarm may hold them.
 
 
 def _numbers(value: Any) -> Any:
-    """`plain_values` undone for the two tables of numbers that an alarm has."""
+    """The inverse of `plain_values` for the two number tables of an alarm."""
     tables = {key: {name: float(x) for name, x in value[key].items()} for key in ("numbers", "limits")}
     return {**value, **tables}

@@ -1,8 +1,8 @@
-"""Norms of the gradients of q, k, v and out, taken where backward passes bring them.
+"""Norms of the gradients of q, k, v and out, measured during backward passes.
 
-Over what is real: a loss that reads padded positions sends gradients through them that would dwarf all others.
+Padding is left out: a loss that reads padded positions sends large gradients through them.
 
-Nothing is kept alive: a hook hangs on a tensor of the model's graph, and goes with it.
+Nothing is kept alive: a hook belongs to a tensor of the model's graph, and is freed with it.
 
 Shape legend: B items, H heads, L rows or keys, D width.
 """
@@ -27,32 +27,32 @@ class _CallStep(NamedTuple):
 
 
 class GradientNorms:
-    """Collects norms while backward runs, and tells of them by call when the pass has ended.
+    """Collects norms during a backward pass, and reports them by call at its end.
 
     Args:
-        told: gets a `GradientRecord` for each call that a pass reached, in the order of the forward.
-        missed: gets what could not be measured, and why.
+        receive: called with a `GradientRecord` for each call that a pass reached, in the order of the forward.
+        missed: called with what could not be measured, and the reason.
     """
 
     def __init__(self, receive: Callable[[GradientRecord], None], missed: Callable[[str, str], None]) -> None:
-        self._told, self._missed = receive, missed
-        self._lock = threading.Lock()  # the passes of several devices run on threads of their own
+        self._receive, self._missed = receive, missed
+        self._lock = threading.Lock()  # each device has its own thread in a backward pass
         self._pending: dict[int, dict[_CallStep, dict[str, Tensor]]] = {}  # by backward pass
 
     def listen(
         self, site: CallSite, step: int, used: dict[str, GraphTensor], rows: Tensor, keys: Tensor | None
     ) -> bool:
-        """Hang hooks on the tensors of one call. Says whether any of them will have a gradient.
+        """Register hooks on the tensors of one call. Returns whether any of them will have a gradient.
 
         Args:
-            rows: (B, Hq, Lq) bool, those that count.
-            keys: (B or 1, H or 1, Lk) bool, those that such a row may see; None: all.
+            rows: (B, Hq, Lq) bool, counted rows.
+            keys: (B or 1, H or 1, Lk) bool, keys that a counted row may see; None: all.
         """
         call = _CallStep(site, step)
         real_rows = None if bool(rows.all()) else rows
-        needed = {name: one for name, one in used.items() if one.tensor.requires_grad}
-        for name, one in needed.items():
-            self._hang(call, name, one, keys if name in ("key", "value") else real_rows)
+        needed = {name: used_tensor for name, used_tensor in used.items() if used_tensor.tensor.requires_grad}
+        for name, used_tensor in needed.items():
+            self._hang(call, name, used_tensor, keys if name in ("key", "value") else real_rows)
         return bool(needed)
 
     def _hang(self, call: _CallStep, name: str, tensor: GraphTensor, real: Tensor | None) -> None:
@@ -63,7 +63,7 @@ class GradientNorms:
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 try:
                     norm = norms(gradient if seen_as is None else seen_as(gradient), real)
-                except Exception as error:  # what fails here must not end a backward pass
+                except Exception as error:  # must not end the backward pass
                     self._missed(f"{call.site.name}: gradient of {name}", f"{type(error).__name__}: {error}")
                 else:
                     self._add(call, name, norm)
@@ -71,11 +71,11 @@ class GradientNorms:
                 handle.remove()
 
         handle = tensor.tensor.register_hook(hook)
-        if tensor.tensor.is_leaf:  # it outlives the graph, and other calls use it
+        if tensor.tensor.is_leaf:  # it outlives the graph and belongs to other calls, too
             handles.append(handle)
 
     def _add(self, call: _CallStep, name: str, norm: Tensor) -> None:
-        # Only a pass knows when it ends, and a pass that fails never does: its norms are dropped with the next one.
+        # Only a pass knows when it ends, and a failed pass never ends: its norms are dropped with the next one.
         running = torch._C._current_graph_task_id()
         with self._lock:
             new = running not in self._pending
@@ -85,14 +85,14 @@ class GradientNorms:
 
     def _ended(self, running: int) -> None:
         with self._lock:
-            found = self._pending.pop(running, {})
+            by_call = self._pending.pop(running, {})
             self._pending = {task: calls for task, calls in self._pending.items() if task > running}
-        for (site, step), gradients in sorted(found.items(), key=lambda item: (item[0].step, item[0].site.layer)):
-            self._told(GradientRecord(site.name, site.path, site.layer, site.order, step, gradients))
+        for (site, step), gradients in sorted(by_call.items(), key=lambda item: (item[0].step, item[0].site.layer)):
+            self._receive(GradientRecord(site.name, site.path, site.layer, site.order, step, gradients))
 
 
 def norms(gradient: Tensor, real: Tensor | None = None) -> Tensor:
-    """(H,) the L2 norm of (B, H, L, D) for each head over its real rows or keys, float32 at least.
+    """(H,) the L2 norm of (B, H, L, D) for each head over its rows or keys without padding, at least float32.
 
     Args:
         real: (B or 1, H or 1, L) bool, of the call; the tensor may have fewer items or heads. None: all.
@@ -106,7 +106,7 @@ def norms(gradient: Tensor, real: Tensor | None = None) -> Tensor:
 
 
 def _fitted(real: Tensor, shape: torch.Size) -> Tensor | None:
-    """`real` for a tensor that items or heads of the call share; None where it is laid out in another way."""
+    """`real` for a tensor that is shared by items or heads of the call; None for another layout."""
     items, heads, length = shape[:3]
     if items == 1:
         real = real.any(0, keepdim=True)

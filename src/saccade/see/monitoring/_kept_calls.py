@@ -1,4 +1,4 @@
-"""One attention call, kept: what it takes to compute any part of its map again.
+"""One kept attention call, from which any part of its map can be computed again.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D width.
 """
@@ -42,15 +42,15 @@ class KeptCall:
     scale: float | None
     softcap: float | None
     sink: Tensor | None  # (Hq,)
-    value: Tensor | None = None  # (B, Hkv, Lk, Dv); None in files of versions that did not keep it
+    value: Tensor | None = None  # (B, Hkv, Lk, Dv); None in files of old versions
     out: Tensor | None = None  # (B, Hq, Lq, Dv)
 
     def weights(self, head: Chosen = None, rows: Chosen = None, keys: Chosen = None) -> Tensor:
-        """(B, rows, keys) of one head, or (B, heads, rows, keys); rows that are padding or see nothing are 0."""
+        """(B, rows, keys) for one head, or (B, heads, rows, keys); rows that are padding or see no key are 0."""
         logits: dict[str, Any] = {name: getattr(self, name) for name in ("bias", "scale", "softcap", "sink")}
-        found = attention_weights(self.query, self.key, self.mask, rows=rows, keys=keys, heads=head, **logits)
-        one = head is not None and hasattr(head, "__index__") and not (isinstance(head, Tensor) and head.dim() > 0)
-        return found[:, 0] if one and whole(head, "head") is not None else found
+        weights = attention_weights(self.query, self.key, self.mask, rows=rows, keys=keys, heads=head, **logits)
+        single = head is not None and hasattr(head, "__index__") and not (isinstance(head, Tensor) and head.dim() > 0)
+        return weights[:, 0] if single and whole(head, "head") is not None else weights
 
     def __repr__(self) -> str:
         batch, heads, rows, width = self.query.shape
@@ -60,12 +60,12 @@ class KeptCall:
     def to(self, device: torch.device | str) -> KeptCall:
         """The same on `device`."""
         held = {name: getattr(self, name) for name in ("query", "key", "lse", "mask", "sink", "value", "out")}
-        moved: dict[str, Any] = {name: None if one is None else one.to(device) for name, one in held.items()}
+        moved: dict[str, Any] = {name: None if tensor is None else tensor.to(device) for name, tensor in held.items()}
         return replace(self, **moved, bias=bias_to(self.bias, device))
 
 
 def kept_of(call: ObservedCall, lse: Tensor, step: int) -> KeptCall:
-    """Copies: a cache is overwritten, parameters learn, and masks given as tensors are edited."""
+    """A call with copies of its tensors: caches, parameters and masks given as tensors change later."""
     return KeptCall(
         step,
         _copy(call.query),
@@ -86,7 +86,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def own_bias(bias: Bias | None) -> Bias | None:
-    """A copy, in which axes that were expanded are stored once."""
+    """A copy of the bias, in which expanded axes are stored once."""
     if bias is None:
         return None
     if isinstance(bias, TensorBias):

@@ -1,4 +1,4 @@
-"""Masks and biases as plain values and tensors, for a file that is safe to read: no code is stored, none is run.
+"""Masks and biases as plain values and tensors, for files that are safe to read: no code is stored or run.
 
 Shape legend: B batch, Hq query heads, Lq / Lk lengths.
 """
@@ -14,22 +14,23 @@ from ...operator._biases import ALiBi, Bias, RelativeBias, TensorBias
 from ...operator._masks import FromTensor, Mask, mask_classes
 from ...operator._masks._data import OwnedTensor, Subset
 
-MOST_BITS = 1 << 26  # a mask that cannot be named is stored as its booleans, up to so many
+MOST_BITS = 1 << 26  # largest number of booleans stored for a mask without a form as plain values
 
 Tensors = dict[str, Tensor]
 
 
 class UnstorableMask(ValueError):
-    """Something that has no form as plain values; the message says what."""
+    """A mask or bias that cannot be stored; the message has the reason."""
 
 
 def stored_mask(mask: Mask | None, name: str, sizes: tuple[int, int, int, int], tensors: Tensors) -> Any:
-    """A mask as JSON takes it; its tensors join `tensors`, their names beginning with `name`.
+    """A mask as values for JSON; its tensors are added to `tensors` under names that begin with `name`.
 
-    One that is a function, or of a kind unknown here, becomes its booleans, where (B, Hq, Lq, Lk) `sizes` are small.
+    A function, or an unknown kind of mask, is stored as its booleans if their number, (B, Hq, Lq, Lk) `sizes`, is
+    small.
 
     Raises:
-        Unstorable: it is large as well.
+        UnstorableMask: their number is too large.
     """
     if mask is None:
         return None
@@ -65,7 +66,7 @@ def _stored(value: Any, name: str, tensors: Tensors) -> Any:
 
 
 def read_mask(value: Any, tensors: Tensors) -> Any:
-    """What `stored_mask` wrote. ValueError or KeyError where it did not write it."""
+    """The inverse of `stored_mask`. ValueError or KeyError for other values."""
     if isinstance(value, list):
         return tuple(read_mask(entry, tensors) for entry in value)
     if not isinstance(value, dict):
@@ -74,13 +75,13 @@ def read_mask(value: Any, tensors: Tensors) -> Any:
         return tensors[value["stored"]]
     kind = mask_classes()[value["mask"]]
     if set(value) != {"mask", *kind.fields}:
-        raise ValueError(f"a {value['mask']} with the fields {', '.join(sorted(value))}")
+        raise ValueError(f"cannot read a {value['mask']} with the fields {', '.join(sorted(value))}")
     made = {field: read_mask(value[field], tensors) for field in kind.fields}
     return kind._from_fields(**made)
 
 
 def stored_bias(bias: Bias | None, name: str, tensors: Tensors) -> Any:
-    """A bias as JSON takes it. Unstorable where it is of a kind unknown here."""
+    """A bias as values for JSON. UnstorableMask for an unknown kind."""
     if bias is None:
         return None
     if type(bias) not in (TensorBias, ALiBi, RelativeBias):
@@ -92,7 +93,7 @@ def stored_bias(bias: Bias | None, name: str, tensors: Tensors) -> Any:
 
 
 def read_bias(value: Any, tensors: Tensors) -> Bias | None:
-    """What `stored_bias` wrote."""
+    """The inverse of `stored_bias`."""
     if value is None:
         return None
     parameter = tensors[value["parameter"]]
@@ -104,7 +105,7 @@ def read_bias(value: Any, tensors: Tensors) -> Bias | None:
     elif value["bias"] == "RelativeBias":
         bias = RelativeBias(parameter, bool(value["bidirectional"]), int(value["max_distance"]))
     else:
-        raise ValueError(f"a bias of the kind {value['bias']!r}")
+        raise ValueError(f"cannot read a bias of kind {value['bias']!r}")
     offset = value["offset"]
     if offset is None:
         return bias

@@ -1,4 +1,4 @@
-"""A training monitor that knows no framework: every n-th step watched, its numbers and alarms written to a log."""
+"""A training monitor for any framework: watches every n-th step, and logs numbers and alarms."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ LOGGER = logging.getLogger("saccade.monitoring")
 
 @dataclass(frozen=True)
 class MonitorSettings:
-    """What a monitor watches, and what happens after alarms.
+    """The settings of a monitor.
 
     Args:
-        every: steps that are multiples of it are watched, and the first.
+        every: the first step and multiples of this number are watched.
         per_head: also write the numbers of each head.
         gradients: whether to measure the gradients of q, k, v and out.
-        histograms: whether to write those of q, k, v.
-        thresholds: of the alarms; None is `Thresholds()`.
+        histograms: whether to log histograms of q, k, v.
+        thresholds: limits of the alarms; None is `Thresholds()`.
         on_alarm: called with each `Alarm` as it fires; None writes a line to the logger "saccade.monitoring".
-        stop_on: kinds or severities of alarms after which training should stop; the callbacks of frameworks stop it.
+        stop_on: kinds or severities of alarms after which the callbacks of frameworks stop training.
 
     Raises:
-        ValueError: every is no whole number from 1 on, or stop_on has an unknown kind.
+        ValueError: every is not a positive whole number, or stop_on has an unknown kind.
 
     Example:
         >>> from saccade.monitoring import MonitorSettings
@@ -67,29 +67,30 @@ class MonitorSettings:
 
 
 class AttentionMonitor:
-    """Watches the attention of a model in every n-th training step, and writes what it finds.
+    """Watches the attention of a model in every n-th training step, and logs numbers and alarms.
 
-    Between the watched steps the model runs as without a monitor. Under `attention/<call>/`, <call> being the module's
-    path with numbers of two digits, each watched step writes: `entropy` and `entropy_lowest` (nats, mean over heads,
-    and the lowest head's), `evenness` (entropy divided by its maximum), `largest` (mean largest weight), `sink_mass`
-    and `sink_mass_highest` (weight on the first key and on a learned sink), `max_logit` (of all heads), `norm_query`,
-    `norm_key`, `norm_value`, `norm_out` (mean L2 norms), `gradient_query`, `gradient_key`, `gradient_value`,
-    `gradient_out` (L2 norms over the batch and all heads; a float16 loss scale is divided out), and the histograms
-    `query`, `key`, `value` of all entries. `per_head=True` adds the numbers of each head under
-    `attention/<call>/head_03/`. Alarms are text under `attention/alarms`, and `attention/alarms_open` counts those that
-    have not ended. Calls that are not observed are named once in Python's `logging`.
+    Other steps run as without a monitor. Under `attention/<call>/`, <call> being the module's path with two-digit
+    numbers, each watched step logs: `entropy` and `entropy_lowest` (nats, the mean over heads and the lowest head's),
+    `evenness` (entropy divided by its maximum), `largest` (mean largest weight), `sink_mass` and `sink_mass_highest`
+    (weight on the first key and on a learned sink), `max_logit` (of all heads), `norm_query`, `norm_key`, `norm_value`,
+    `norm_out` (mean L2 norms), `gradient_query`, `gradient_key`, `gradient_value`, `gradient_out` (L2 norms over the
+    batch and all heads; a float16 loss scale is divided out), and the histograms `query`, `key`, `value` of all
+    entries. `per_head=True` adds the numbers of each head under `attention/<call>/head_03/`. Alarms are text under
+    `attention/alarms`, and `attention/alarms_open` counts alarms that have not ended. Unobserved calls are reported
+    once through Python's `logging`.
 
-    Training always continues: alarms raise nothing. An error of the log ends the log, any other error ends the monitor,
-    and each is reported once. With several processes only the first watches, and sees its own share of a batch.
+    Training always continues: alarms raise no exception. An error of the log ends the log, any other error ends the
+    monitor, and each is reported once. With several processes only the first one watches, and sees only its share of a
+    batch.
 
     Args:
-        model: what is watched; modules within it that run on their own are as well.
+        model: the model; modules within it that run on their own are watched as well.
         log: a folder for TensorBoard (None: a new one in `runs`), a `SummaryWriter`, a `MonitorLog`, or False for none.
         options: the fields of `MonitorSettings`.
 
     Raises:
-        TypeError: a log of another kind, or an unknown option.
-        ValueError: a value that `MonitorSettings` does not take.
+        TypeError: a log of another type, or an unknown option.
+        ValueError: an invalid value for `MonitorSettings`.
         ModuleNotFoundError: a TensorBoard log without TensorBoard.
 
     Example:
@@ -121,7 +122,7 @@ class AttentionMonitor:
 
     @property
     def alarms(self) -> list[Alarm]:
-        """All that have fired so far."""
+        """All alarms so far."""
         return self._alarms.fired
 
     @property
@@ -131,7 +132,7 @@ class AttentionMonitor:
 
     @contextmanager
     def step(self, step: int, loss_scale: float = 1.0) -> Iterator[None]:
-        """Watch forward and backward of this step if it is one to watch; `step` counts optimizer steps."""
+        """Watch the forward and backward passes of this step if it is due; `step` counts optimizer steps."""
         self.begin(step, loss_scale)
         try:
             yield
@@ -139,7 +140,7 @@ class AttentionMonitor:
             self.end()
 
     def begin(self, step: int, loss_scale: float = 1.0) -> bool:
-        """Begin to watch if this step is one to watch, and say whether it is. `end` must follow.
+        """Begin to watch if this step is due, and return whether it is. `end` must follow.
 
         Args:
             loss_scale: what the loss is multiplied by before the backward pass (float16): gradients are divided by it.
@@ -161,7 +162,7 @@ class AttentionMonitor:
         return self.watching
 
     def end(self) -> None:
-        """Stop watching, and write what was seen; nothing if no step is being watched."""
+        """Stop watching and log the results; does nothing if no step is watched."""
         watched, self._watched = self._watched, None
         if watched is None:
             return
@@ -173,11 +174,11 @@ class AttentionMonitor:
         self._tallies, self._new = {}, []
 
     def state_dict(self) -> dict[str, Any]:
-        """What later steps are compared with, in plain lists."""
+        """The history that later steps are compared with, as lists."""
         return {"alarms": self._alarms.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on comparing with what a stopped run had seen."""
+        """Continue from the history of a stopped run."""
         self._alarms.load_state_dict(state["alarms"])
 
     def _record(self, record: CallRecord) -> None:
@@ -191,7 +192,7 @@ class AttentionMonitor:
             self._new += self._alarms.observe_gradients(record, self._step)
 
     def _warn_once(self, watched: ModelWatch) -> None:
-        """Say once what is not seen in this model, or not known of it."""
+        """Warn once about calls that are not observed, and about unknown properties of calls."""
         missing = [f"not observed: {name}: {missed.reason}" for name, missed in watched.unobserved.items()]
         if not watched.calls and not missing:
             missing = [f"not observed: {type(self._model).__name__}: it made no attention call"]
@@ -220,7 +221,7 @@ class AttentionMonitor:
             self._log.scalars(scalars, self._step)
         except Exception as error:
             self._log = NullLog()
-            LOGGER.warning("step %d: the log of the attention monitor ends here: %s", self._step, _told(error))
+            LOGGER.warning("step %d: the log of the attention monitor ends here: %s", self._step, _in_words(error))
 
     def _tell(self) -> None:
         stopping, on_alarm = self._options.stopping, self._options.on_alarm
@@ -235,17 +236,17 @@ class AttentionMonitor:
 
     @contextmanager
     def _ending_on_error(self) -> Iterator[None]:
-        """What goes wrong inside ends the monitor, not the training."""
+        """End the monitor, not the training, on an exception."""
         if self._off:
             return (yield)
         try:
             yield
         except Exception as error:
             self._off = True
-            LOGGER.warning("step %d: the attention monitor ends here: %s", self._step, _told(error))
+            LOGGER.warning("step %d: the attention monitor ends here: %s", self._step, _in_words(error))
 
 
-def _told(error: Exception) -> str:
+def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -253,7 +254,7 @@ _LEVELS = {"note": logging.INFO, "warning": logging.WARNING, "error": logging.ER
 
 
 def grouped(alarms: Iterable[Alarm]) -> Iterator[tuple[str, str]]:
-    """(kind, sentence) for each kind and call, naming all its heads, with the message of the first."""
+    """(kind, sentence) for each kind and call, with all its heads and the message of the first."""
     by: dict[tuple[str, str], list[Alarm]] = {}
     for alarm in alarms:
         by.setdefault((alarm.kind, alarm.name), []).append(alarm)
@@ -270,7 +271,7 @@ def worst(alarms: Iterable[Alarm], kind: str) -> str:
 def tag_of(name: str) -> str:
     """A call's name as a tag that sorts: "blocks.3.attention#2" is "blocks.03.attention.call_2"."""
     path, _, order = name.partition("#")
-    padded = re.sub(r"(?<![^.])\d(?![^.])", lambda found: f"0{found[0]}", path or "model")
+    padded = re.sub(r"(?<![^.])\d(?![^.])", lambda match: f"0{match[0]}", path or "model")
     return f"{padded}.call_{order}" if order else padded
 
 

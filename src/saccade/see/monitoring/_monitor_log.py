@@ -1,4 +1,4 @@
-"""Where a training monitor writes: a small protocol, and TensorBoard."""
+"""The log of a training monitor: a small protocol, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Histogram:
 
     @classmethod
     def together(cls, edges: Sequence[Sequence[float]], counts: Sequence[Sequence[float]]) -> Histogram:
-        """Several as one of evenly wide bins. Entries are taken to lie evenly within their own bins."""
+        """Several histograms as one with bins of equal width; entries count as evenly spread over their old bins."""
         both = [(np.asarray(e), np.asarray(c, np.float64)) for e, c in zip(edges, counts, strict=True)]
         both = [(e, c) for e, c in both if c.sum() > 0]
         if not both:
@@ -46,15 +46,15 @@ class Histogram:
 
 
 def _counts_below(at: np.ndarray, edges: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """How many entries lie below each of `at`."""
-    if edges[0] == edges[-1]:  # all the same number: it belongs to the bin that begins with it
+    """The number of entries below each of `at`."""
+    if edges[0] == edges[-1]:  # all entries are the same number, in the bin that begins with it
         return np.where((at > edges[0]) | (at == at[-1]), counts.sum(), 0.0)
     return np.interp(at, edges, np.concatenate([[0.0], np.cumsum(counts)]))
 
 
 @runtime_checkable
 class MonitorLog(Protocol):
-    """What a monitor writes to. In each watched step `scalars` is called last, and always.
+    """A log for a monitor. In each watched step `scalars` is called last, and always.
 
     Example:
         >>> import saccade
@@ -121,7 +121,7 @@ class TensorBoardLog:
 
 
 class NullLog:
-    """Keeps nothing."""
+    """Discards everything."""
 
     def scalars(self, values: Mapping[str, float], step: int) -> None: ...
 
@@ -134,7 +134,7 @@ def tensorboard_in(folder: str | os.PathLike[str] | None, first_step: int | None
     """A new TensorBoard log in `folder`; None is TensorBoard's own choice, a new folder in `runs`.
 
     Args:
-        first_step: what older files in the folder hold of this step and later ones is not shown.
+        first_step: older files in the folder are hidden from this step on.
 
     Raises:
         ModuleNotFoundError: TensorBoard is not installed.
@@ -148,10 +148,10 @@ def tensorboard_in(folder: str | os.PathLike[str] | None, first_step: int | None
 
 
 def as_log(given: Any) -> MonitorLog:
-    """The log that is meant: see `AttentionMonitor`.
+    """The log for a value of `AttentionMonitor`'s argument.
 
     Raises:
-        TypeError: none can be made of it.
+        TypeError: an unsuitable value.
     """
     if given is False:
         return NullLog()

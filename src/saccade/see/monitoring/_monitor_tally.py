@@ -19,7 +19,7 @@ _MEANS = ("entropy", "evenness", "largest")
 
 
 class StepTally:
-    """Adds up the calls of a step at one site: with accumulated gradients there is one for each micro-batch."""
+    """Adds up the calls of a step at one site; with accumulated gradients each micro-batch has a call."""
 
     def __init__(self) -> None:
         self._rows: Tensor | float = 0.0
@@ -31,15 +31,17 @@ class StepTally:
         self._histograms: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def add(self, record: CallRecord) -> None:
-        seen, heads = record.statistics, record.statistics.heads
-        means = torch.stack([*(seen.mean(n) for n in _MEANS), seen.mean("mass.first") + seen.mean("mass.sink")])
-        rows = seen.counted.sum((0, 2))
+        measured, heads = record.statistics, record.statistics.heads
+        sinks = measured.mean("mass.first") + measured.mean("mass.sink")
+        means = torch.stack([*(measured.mean(n) for n in _MEANS), sinks])
+        rows = measured.counted.sum((0, 2))
         self._rows = self._rows + rows
         self._sums = self._sums + torch.where(rows > 0, means, 0.0) * rows
         logit = heads["logits"]["max"]
         self._logit = logit if self._logit is None else torch.maximum(self._logit, logit)
-        norms = [_for_queries(heads[name]["norm"], len(logit)) for name in VECTORS if name in heads]
-        self._norms = self._norms + torch.stack([*norms, record.out_norm])
+        norms = [heads[name]["norm"] for name in VECTORS if name in heads]
+        by_query_head = (norm.repeat_interleave(len(logit) // len(norm)) for norm in norms)
+        self._norms = self._norms + torch.stack([*by_query_head, record.out_norm])
         self._calls += 1
         for name in VECTORS:
             if "counts" in heads.get(name, {}):
@@ -51,7 +53,7 @@ class StepTally:
             self._squares[name] = square if name not in self._squares else self._squares[name] + square
 
     def heads(self) -> dict[str, list[float]]:
-        """By name, a number for each head; the gradients of keys and values for each of theirs."""
+        """By name, a number for each head; gradients of keys and values by key-value head."""
         if self._logit is None:
             return {}
         assert isinstance(self._sums, Tensor) and isinstance(self._norms, Tensor)
@@ -67,19 +69,15 @@ class StepTally:
         return [*VECTORS, "out"] if len(self._norms) == len(VECTORS) + 1 else [*VECTORS[:2], "out"]
 
     def histograms(self) -> Iterator[tuple[str, Histogram]]:
-        """One for all heads of the queries, of the keys, of the values."""
+        """One histogram over all heads for the queries, the keys and the values."""
         for name, held in self._histograms.items():
             edges, counts = (torch.cat([pair[n] for pair in held]).tolist() for n in (0, 1))
             sound = [(e, c) for e, c in zip(edges, counts, strict=True) if math.isfinite(e[0]) and math.isfinite(e[-1])]
             yield name, Histogram.together([e for e, _ in sound], [c for _, c in sound])
 
 
-def _for_queries(numbers: Tensor, heads: int) -> Tensor:
-    return numbers.repeat_interleave(heads // numbers.shape[0])
-
-
 def of_layer(heads: dict[str, list[float]]) -> dict[str, float]:
-    """What is shown of a call as a whole: means over heads, but the largest logit and the norm of all gradients."""
+    """Numbers of a call as a whole: means over heads, but the largest logit and the norm of all gradients."""
     shown: dict[str, float] = {}
     for name, numbers in heads.items():
         known = [number for number in numbers if not math.isnan(number)] or [math.nan]

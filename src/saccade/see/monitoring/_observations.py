@@ -1,4 +1,4 @@
-"""What was observed, whether it is being watched or was read from a file, as it is printed and stored."""
+"""Observations of a running model or from a file, with printing and storing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ._observed import CallObservations
 
 
 class Observations(CallObservations):
-    """Statistics of a model's attention calls by call and head, the calls that were kept, and what was not seen.
+    """Statistics of a model's attention calls by call and head, kept calls, and unobserved calls.
 
     `print` shows the alarms, then each call with the range over its heads and the heads with the least and greatest
-    values, then what was not observed. A notebook shows a table. See `CallObservations` for its attributes.
+    values, then unobserved calls. A notebook shows a table. See `CallObservations` for its attributes.
 
     Example:
         >>> import pathlib, tempfile, torch, saccade
@@ -35,12 +35,12 @@ class Observations(CallObservations):
         A mask that is a function is stored as booleans, up to 64 Mi of them.
 
         Returns:
-            What could not be stored, and why: kept calls with a mask or bias that is a function, and large.
+            What could not be stored, with the reason: kept calls with a large mask or bias that is a function.
         """
         return write(self, path)
 
     def grid(self, statistic: str = "entropy") -> str:
-        """The mean of one statistic as text (in a notebook a table): a line for each call, a column for each head.
+        """The mean of one statistic as text (in a notebook a table): a row for each call, a column for each head.
 
         Raises:
             ValueError: no such statistic was observed; the message names those that were.
@@ -57,11 +57,11 @@ class Observations(CallObservations):
 
 
 def load(path: str | Path) -> Observations:
-    """Read what `Observations.save` wrote, onto the CPU: `table`, `weights`, `print`, ... work as before.
+    """Read a file of `Observations.save`, onto the CPU: `table`, `weights`, `print`, ... work as before.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, not of this format, or of a later version; the message names the file.
+        ValueError: a damaged file, another format, or a later version; the message names the file.
 
     Example:
         >>> import pathlib, tempfile, torch, saccade
@@ -75,6 +75,6 @@ def load(path: str | Path) -> Observations:
         >>> [tuple(kept.query.shape) for kept in seen.kept.values()]
         [(2, 4, 5, 4)]
     """
-    seen = Observations()
-    read(Path(path), seen)
-    return seen
+    observations = Observations()
+    read(Path(path), observations)
+    return observations

@@ -1,4 +1,4 @@
-"""One attention call, observed: its statistics, and samples of them for the running aggregates.
+"""The statistics of one observed attention call, and samples of them for the running aggregates.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, Dv value width.
 """
@@ -22,7 +22,7 @@ Groups = Mapping[str, Tensor] | Callable[[ObservedCall], Mapping[str, Tensor] | 
 
 @dataclass(frozen=True)
 class ObservationRequest:
-    """What is wanted of each call, as `saccade.statistics` takes it."""
+    """The statistics to compute for each call, as arguments of `saccade.statistics`."""
 
     top: int = 0
     received: bool = False
@@ -30,26 +30,26 @@ class ObservationRequest:
     histograms: Any = None
 
 
-def observed(call: ObservedCall, asked: ObservationRequest) -> tuple[Statistics, Tensor]:
-    """The statistics of a call, and the mean norm (Hq,) of its output over the rows that count."""
-    groups = asked.groups(call) if callable(asked.groups) else asked.groups
-    seen = statistics(
+def observed(call: ObservedCall, request: ObservationRequest) -> tuple[Statistics, Tensor]:
+    """The statistics of a call, and the mean norm (Hq,) of its output over the counted rows."""
+    groups = request.groups(call) if callable(request.groups) else request.groups
+    measured = statistics(
         call.query.detach(),
         call.key.detach(),
         value=call.value.detach(),
         **{**call.scoring(), "mask": call.counted_mask},
         groups=groups,
-        received=asked.received,
-        top=asked.top,
-        histograms=asked.histograms,
+        received=request.received,
+        top=request.top,
+        histograms=request.histograms,
     )
-    norms = torch.linalg.vector_norm(call.out.detach(), dim=-1, dtype=seen.lse.dtype)
-    rows = seen.counted.sum((0, 2))
-    return seen, torch.where(seen.counted, norms, 0.0).sum((0, 2)) / rows
+    norms = torch.linalg.vector_norm(call.out.detach(), dim=-1, dtype=measured.lse.dtype)
+    rows = measured.counted.sum((0, 2))
+    return measured, torch.where(measured.counted, norms, 0.0).sum((0, 2)) / rows
 
 
 def real_keys(call: ObservedCall) -> Tensor | None:
-    """(B or 1, H or 1, Lk) bool: the keys that some row which counts may see; None: all."""
+    """(B or 1, H or 1, Lk) bool: keys that some counted row may see; None: all."""
     length_q, length_k, real = call.query.shape[2], call.key.shape[2], call.real
     keys = keys_seen(as_mask(call.mask), length_q, length_k, device=call.query.device)
     if real is None or length_q != length_k:
@@ -58,7 +58,7 @@ def real_keys(call: ObservedCall) -> Tensor | None:
 
 
 def row_samples(statistics: Statistics, heads: tuple[int, ...]) -> RunningSums:
-    """A sample for each counted row: entropy, evenness, largest weight, distance and the masses."""
+    """One sample for each counted row: entropy, evenness, largest weight, distance and the masses."""
     names = [name for name in statistics.names if name not in ("lse", "keys_seen")]
     samples = torch.stack([statistics.of(name) for name in names])
     counted = (statistics.counted & statistics.lse.isfinite()).expand(samples.shape).clone()
@@ -69,7 +69,7 @@ def row_samples(statistics: Statistics, heads: tuple[int, ...]) -> RunningSums:
 
 
 def step_samples(statistics: Statistics, out_norm: Tensor, heads: tuple[int, ...]) -> RunningSums:
-    """One sample for each head: extremes of the logits, norms, shares of what is not finite."""
+    """One sample for each head: extremes of the logits, norms, shares of NaN and infinities."""
     held = statistics.heads
     vectors = ("query", "key", "value")
     values = {f"logits.{end}": held["logits"][end] for end in ("max", "min")}
@@ -82,7 +82,7 @@ def step_samples(statistics: Statistics, out_norm: Tensor, heads: tuple[int, ...
 
 
 def of_step(values: Mapping[str, Tensor], of_all: int, heads: tuple[int, ...]) -> RunningSums:
-    """One sample for each head of values (H,); key and value heads are repeated for the query heads that read them."""
+    """One sample for each head from values (H,); those of key-value heads are repeated for their query heads."""
     lines = [value.repeat_interleave(of_all // value.shape[0]) for value in values.values()]
     wide = torch.stack([line.to(lines[0].dtype) for line in lines])
     wide = (wide if heads == tuple(range(of_all)) else wide[:, heads])[:, None, :, None]

@@ -1,4 +1,4 @@
-"""What was observed, whether it is being watched or was read from a file.
+"""Observations of a running model or from a file: the data.
 
 Shape legend: B batch, H query heads.
 """
@@ -21,11 +21,11 @@ from ._record import CallSite, StepCounts
 
 @dataclass
 class SiteObservations:
-    """What is held for one call site."""
+    """The observations of one call site."""
 
     site: CallSite
-    heads: tuple[int, ...]  # the query heads that are watched, in the order of the columns below
-    of_all: int  # how many query heads there are
+    heads: tuple[int, ...]  # watched query heads, in the order of the columns below
+    of_all: int  # the number of query heads
     running: dict[str, RunningSums] = field(default_factory=dict)  # by the kind of sample: "rows", "steps", "gradients"
     kept: KeptCall | None = None
 
@@ -33,22 +33,22 @@ class SiteObservations:
         self.running[kind] = self.running[kind].join(new) if kind in self.running else new
 
     def of_heads(self) -> list[dict[str, Aggregate]]:
-        """For each watched head, every statistic by name."""
+        """Every statistic of each watched head, by name."""
         parts = [part.of_heads() for part in self.running.values()]
         return [{k: v for part in parts for k, v in part[column].items()} for column in range(len(self.heads))]
 
 
 class CallObservations(StepCounts):
-    """Statistics of a model's attention calls by call and head, the calls that were kept, and what was not seen.
+    """Statistics of a model's attention calls by call and head, kept calls, and unobserved calls.
 
     Attributes:
-        calls: where attention was seen, in order of first appearance.
+        calls: the places of attention calls, in order of first appearance.
         aggregates: `aggregates[call][head][statistic]`, an `Aggregate` (count, mean, spread, min, max).
         kept: by call name, the latest call that was chosen to be kept.
-        alarms: what is wrong, in the order in which it was found.
-        unobserved: by name, what was not seen: how often, and why.
-        unknown: by call name, what is not known of calls that were seen: how often, and what.
-        steps, observed: forwards that were begun, and those of them that were observed.
+        alarms: the alarms, in the order in which they fired.
+        unobserved: by name, attention that was not observed: how often, and why.
+        unknown: by call name, unknown properties of observed calls: how often, and why.
+        steps, observed: the number of forwards, and of observed forwards.
     """
 
     def __init__(self) -> None:
@@ -73,16 +73,16 @@ class CallObservations(StepCounts):
         return {name: dict(zip(place.heads, place.of_heads(), strict=True)) for name, place in self._places.items()}
 
     def table(self, *, pandas: bool = False) -> Any:
-        """One line for each call, head and statistic.
+        """One row for each call, head and statistic.
 
         Args:
             pandas: a DataFrame instead of a list of dicts.
 
         Returns:
-            Lines with "call", "layer", "head", "statistic", "count", "mean", "spread", "min", "max".
+            Rows with "call", "layer", "head", "statistic", "count", "mean", "spread", "min", "max".
 
         Raises:
-            ImportError: pandas is asked for and not installed.
+            ImportError: `pandas` is true and pandas not installed.
         """
         lines = list(self._lines())
         if not pandas:
@@ -101,7 +101,7 @@ class CallObservations(StepCounts):
                     yield where | asdict(aggregate)
 
     def weights(self, call: str, head: Chosen = None, rows: Chosen = None, keys: Chosen = None) -> Tensor:
-        """Exact weights of a kept call, of any part of its map, computed again.
+        """The exact weights of a kept call, of any part of its map, computed again.
 
         Args:
             call: its name.

@@ -1,4 +1,4 @@
-"""What watching tells of one attention call, and of the gradients that later flow through it.
+"""The records of one attention call, and of the gradients that later flow through it.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CallSite:
-    """A place in a model where attention happens. It is the same in every step.
+    """A place of an attention call in a model. It is the same in every step.
 
     Attributes:
         name: `path`, and `path#2`, `path#3`, ... for the calls after the first that a module makes in one step.
@@ -25,9 +25,9 @@ class CallSite:
             the model itself.
         order: the number of the call among those of that module within one step, from 1.
         layer: the first number in the path ("encoder.layers.3.attn" is layer 3). A module that runs several times in
-            one step, for example with shared weights, counts on from there. Without a number in the path: how many
-            paths with attention were seen before it.
-        source: what was called: "saccade.attention", "F.scaled_dot_product_attention", "nn.MultiheadAttention", ...
+            one step, for example with shared weights, counts on from there. Without a number in the path: the number of
+            paths with attention before it.
+        source: the called function or module: "saccade.attention", "F.scaled_dot_product_attention", ...
 
     Example:
         >>> import torch, saccade
@@ -48,7 +48,7 @@ class CallSite:
 
 @dataclass(frozen=True, eq=False)
 class CallRecord:
-    """One attention call of a forward pass. `on_record` of `saccade.watch` gets it right after the call.
+    """One attention call of a forward pass. `on_record` of `saccade.watch` receives it right after the call.
 
     Attributes:
         name, path, layer, order: of its `CallSite`.
@@ -76,13 +76,13 @@ class CallRecord:
 
 @dataclass(frozen=True, eq=False)
 class GradientRecord:
-    """The gradients of one backward pass through one call. `on_gradients` of `saccade.watch` gets it after the pass.
+    """The gradients of one backward pass through one call, as `on_gradients` of `saccade.watch` receives them.
 
     Attributes:
         name, path, layer, order, step: of the call, as in its `CallRecord`.
         gradients: by "query", "key", "value", "out", the L2 norm of the gradient by head: (Hq,) for query and out, over
-            the rows that count, (Hkv,) for key and value, over the keys that such rows may see; in float32 at least.
-            One that needs no gradient, or that the pass did not reach, is missing.
+            counted rows, (Hkv,) for key and value, over the keys that counted rows may see; at least float32. A tensor
+            without a gradient, or that the pass did not reach, is missing.
 
     Example:
         >>> import torch, saccade
@@ -104,7 +104,7 @@ class GradientRecord:
 
 @dataclass(frozen=True)
 class Unobserved:
-    """Attention that was not seen, or a property that is not known: how often, and why.
+    """Attention that was not observed, or an unknown property: how often, and why.
 
     Example:
         >>> from saccade.monitoring import Unobserved
@@ -117,27 +117,25 @@ class Unobserved:
     reason: str
 
 
-ROWS_UNKNOWN = (
-    "some keys are padding, and whether the queries are the same tokens could not be followed: all query rows count"
-)
+ROWS_UNKNOWN = "some keys are padding, and it is unknown whether the queries are the same tokens: all query rows count"
 
 
 class StepCounts:
-    """Steps, and what was not seen in them."""
+    """Counts of steps, and of attention that was not observed in them."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.observed = 0
-        self.passed_over = 0  # calls that `layers` did not choose
+        self.passed_over = 0  # calls that `layers` did not match
         self.unobserved: dict[str, Unobserved] = {}
         self.unknown: dict[str, Unobserved] = {}
 
     def missed(self, name: str, reason: str) -> None:
-        """Count something that was not seen."""
+        """Count attention that was not observed."""
         _count(self.unobserved, name, reason)
 
     def not_known(self, name: str, reason: str) -> None:
-        """Count a call that was seen, of which something is not known."""
+        """Count an observed call with an unknown property."""
         _count(self.unknown, name, reason)
 
 

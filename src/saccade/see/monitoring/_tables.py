@@ -1,7 +1,7 @@
 """Observations as text and as a table for a notebook.
 
-A cell holds the least and the greatest of the heads' means; a notebook shows the median as well, and where the mouse
-points which heads they are. Text keeps to `WIDTH` columns.
+A cell holds the least and the greatest of the heads' means; a notebook also shows the median, and the heads in a
+tooltip. Text has lines of at most `WIDTH` columns.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ._observed import CallObservations
 from ._record import Unobserved
 
 Head = dict[str, Aggregate]
-MOST_LINES = 12  # of alarms, and of what was not seen
+MOST_LINES = 12  # of alarms, and of unobserved calls
 MOST_CALLS = 200  # in a notebook
-SIDES = "rlr"  # names stand to the left
+SIDES = "rlr"  # names are left-aligned
 NAME = 44  # characters of a call's name
 WIDTH = 120
 
 
 class TableColumn(NamedTuple):
-    """A heading, what it means, and one number for a head."""
+    """A heading, its meaning, and a function from a head to its number."""
 
     title: str
     meaning: str
@@ -63,7 +63,7 @@ COLUMNS = (
 
 
 class CallLine(NamedTuple):
-    """One call: its layer, name, number of heads, and for each column the numbers by head."""
+    """One call: its layer, name and number of heads, and the numbers of each column by head."""
 
     layer: int
     name: str
@@ -72,7 +72,7 @@ class CallLine(NamedTuple):
 
 
 def lines_of(observations: CallObservations) -> tuple[list[TableColumn], list[CallLine]]:
-    """The columns that any call has numbers for, and the calls."""
+    """The columns for which any call has numbers, and a line for each call."""
     held = [
         (place.site, heads)
         for place, heads in zip(observations._places.values(), observations.aggregates.values(), strict=True)
@@ -94,7 +94,7 @@ def lines_of(observations: CallObservations) -> tuple[list[TableColumn], list[Ca
 
 
 def headline(observations: CallObservations) -> str:
-    """How much was seen, in a sentence."""
+    """The number of observed calls and steps, in a sentence."""
     steps = f"{observations.observed} of {counted(observations.steps, 'step')}"
     if not observations.steps:
         return "Nothing observed: the model ran no forward pass inside the watched block on the thread that entered it."
@@ -109,7 +109,7 @@ def headline(observations: CallObservations) -> str:
 
 
 def text(observations: CallObservations) -> str:
-    """The summary that `print` shows."""
+    """The summary for `print`."""
     parts = _wrapped([headline(observations), *_alarms(observations)])
     columns, lines = lines_of(observations)
     if lines:
@@ -125,13 +125,13 @@ def text(observations: CallObservations) -> str:
 
 
 def _wrapped(lines: Sequence[str]) -> list[str]:
-    """Lines of at most `WIDTH` characters, where words are not longer; what goes on is indented."""
+    """Lines broken at `WIDTH` characters, except within words; continued lines are indented."""
     wrap = textwrap.TextWrapper(WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     return [part for line in lines for part in (wrap.wrap(line) or [""])]
 
 
 def _blocks(table: Table) -> list[str]:
-    """The table, in several where it is too wide: each begins with the layers and names."""
+    """The table, or several where it is too wide: each begins with the layers and names."""
     widths = [width + 2 for width in table.widths]
     blocks, room = [[0, 1, 2]], WIDTH + 2 - sum(widths[:3])
     left = room
@@ -145,30 +145,30 @@ def _blocks(table: Table) -> list[str]:
 
 
 def _extremes(columns: Sequence[TableColumn], lines: Sequence[CallLine]) -> list[str]:
-    """Which heads of the whole model have the least and the greatest of each column."""
-    found = []
+    """The heads of the whole model with the least and the greatest number of each column."""
+    rows = []
     for place, column in enumerate(columns):
         held = [(n, f"{_clipped(line.name, 32)} head {h}") for line in lines for h, n in line.numbers[place].items()]
         low, high = (choose(held, key=lambda pair: pair[0]) for choose in (min, max))
         if compact(low[0]) != compact(high[0]):
-            found.append([column.title, compact(low[0]), low[1], compact(high[0]), high[1]])
-    return ["", "Minimum and maximum over all heads:", *Table((), found, "lrlrl").lines("  ")] if found else []
+            rows.append([column.title, compact(low[0]), low[1], compact(high[0]), high[1]])
+    return ["", "Minimum and maximum over all heads:", *Table((), rows, "lrlrl").lines("  ")] if rows else []
 
 
 def _alarms(observations: CallObservations) -> list[str]:
     if not observations.alarms:
         return []
     order = {"error": 0, "warning": 1, "note": 2}
-    found = sorted(observations.alarms, key=lambda alarm: order[alarm.severity])
-    shown = [f"  {alarm}" for alarm in found[:MOST_LINES]]
-    rest = len(found) - len(shown)
-    counts = [(kind, sum(alarm.severity == kind for alarm in found)) for kind in order]
+    alarms = sorted(observations.alarms, key=lambda alarm: order[alarm.severity])
+    shown = [f"  {alarm}" for alarm in alarms[:MOST_LINES]]
+    rest = len(alarms) - len(shown)
+    counts = [(kind, sum(alarm.severity == kind for alarm in alarms)) for kind in order]
     title = ", ".join(counted(count, kind) for kind, count in counts if count)
     return ["", f"Alarms: {title}", *shown, *([f"  ... and {rest} more in .alarms"] if rest else [])]
 
 
 def _not_seen(observations: CallObservations) -> list[list[str]]:
-    """What was not observed, and what is not known: a title and its lines each."""
+    """Unobserved calls and unknown properties, each with a title and lines."""
     return [
         _counted("Not observed:", observations.unobserved, ".unobserved"),
         _counted("Not known:", observations.unknown, ".unknown"),
@@ -178,14 +178,14 @@ def _not_seen(observations: CallObservations) -> list[list[str]]:
 def _counted(title: str, table: Mapping[str, Unobserved], rest_in: str) -> list[str]:
     if not table:
         return []
-    found = sorted(table.items(), key=lambda item: -item[1].count)
-    shown = [f"  {name or 'the model'} ({one.count}): {one.reason}" for name, one in found[:MOST_LINES]]
-    rest = len(found) - len(shown)
+    entries = sorted(table.items(), key=lambda item: -item[1].count)
+    shown = [f"  {name or 'the model'} ({entry.count}): {entry.reason}" for name, entry in entries[:MOST_LINES]]
+    rest = len(entries) - len(shown)
     return ["", title, *shown, *([f"  ... and {rest} more in {rest_in}"] if rest else [])]
 
 
 class TextTable(str):
-    """Text as any other, which a notebook shows as a table."""
+    """Text that a notebook shows as a table."""
 
     _table: Table
 
@@ -194,7 +194,7 @@ class TextTable(str):
 
 
 def grid(observations: CallObservations, statistic: str) -> TextTable:
-    """A line for each call, a column for each head."""
+    """A row for each call, a column for each head."""
     names = {name for heads in observations.aggregates.values() for head in heads.values() for name in head}
     if statistic not in names:
         known = ", ".join(sorted(names)) or "none, nothing was observed"
@@ -223,7 +223,7 @@ def _clipped(name: str, most: int = NAME) -> str:
 
 
 def html(observations: CallObservations) -> str:
-    """The same for a notebook: median, and least to greatest in grey."""
+    """The same for a notebook: the median, and the range in grey."""
     columns, lines = lines_of(observations)
     parts = [f"<p>{html_.escape(headline(observations))}</p>", *_list(_alarms(observations)[1:])]
     if lines:
@@ -238,7 +238,7 @@ def html(observations: CallObservations) -> str:
 
 
 def _with_title(text: str, title: str) -> Markup:
-    """Text that says more where the mouse points at it."""
+    """Text with a tooltip."""
     return Markup(f'<span title="{html_.escape(title)}">{text}</span>')
 
 

@@ -1,7 +1,7 @@
-"""Where in a model a thread is: which step, which module, the how-manieth call there.
+"""The current step, module and call of a model on one thread.
 
 A step is an outermost forward of the model or, outside of one, of a module within it (an encoder that `generate` runs
-by itself). Hooks on the modules that have parts, or that are not PyTorch's own, keep a stack of them.
+by itself). Hooks on modules with submodules, or that are not PyTorch's own, keep a stack of running modules.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .calls import _thread
 from .calls._calls_mode import AttentionCallsMode
 from .calls._transformers import attention_functions
 
-COMPILED = "compiled by torch.compile, and what runs inside is not seen: run the module it was made from"
-SCRIPTED = "TorchScript, and what it calls is not seen"
+COMPILED = "compiled by torch.compile, which hides the calls inside: run the module it was made from"
+SCRIPTED = "TorchScript, which hides its calls"
 TRACED = "being traced by torch.jit, and a watch would be part of the trace"
 MECHANISM = "a mechanism instead of softmax attention, which has no weights of that kind"
-ELSEWHERE = "a forward on another thread than the one that watches"
+ELSEWHERE = "a forward on another thread than that of the watch"
 
 
 class WalkPlace(NamedTuple):
-    """Where a model was."""
+    """The position of a model in its forward."""
 
     stack: tuple[tuple[str, nn.Module], ...]
     calls: Counter[str]
@@ -51,9 +51,9 @@ class ModuleWalk:
     """The steps of a watched model on the thread that calls `install`, and the names of the calls in them.
 
     Args:
-        model: what is watched.
+        model: the watched model.
         every: steps 0, every, 2 * every, ... are observed.
-        watcher: receives their calls.
+        watcher: receives the calls of observed steps.
     """
 
     def __init__(self, model: nn.Module, every: int, watcher: StepWatcher) -> None:
@@ -62,18 +62,18 @@ class ModuleWalk:
         self._undo: list[Callable[[], None]] = []
         self._scripted: list[str] = []
         self._thread = 0
-        self._elsewhere: dict[int, nn.Module] = {}  # by other threads, the outermost module that runs there
+        self._elsewhere: dict[int, nn.Module] = {}  # the outermost running module of each other thread
         self._stack: list[tuple[str, nn.Module]] = []
-        self._calls: Counter[str] = Counter()  # of each path, in this step
+        self._calls: Counter[str] = Counter()  # by path, in this step
         self._visits: Counter[str] = Counter()
         self.observing = False
         self.repeating = False
         self._skipping = False
-        self._outermost: nn.Module | None = None  # of the step that runs
+        self._outermost: nn.Module | None = None  # of the running step
         self._sites: dict[str, CallSite] = {}
 
     def enter(self, name: str, *around: AbstractContextManager[Any]) -> ExitStack:
-        """Begin the block that the function `name` has given, within other contexts; gives what `leave` closes."""
+        """Begin the block of the function `name`, within other contexts; returns the stack that `leave` closes."""
         if self._open is not None:
             raise RuntimeError(f"{name}: this block is on already; for one inside of it, call {name} again")
         with ExitStack() as stack:
@@ -90,7 +90,7 @@ class ModuleWalk:
             opened.close()
 
     def install(self) -> None:
-        """Hooks on the model, for this thread."""
+        """Register hooks on the model, for this thread."""
         self._thread = threading.get_ident()
         for path, module in _worth_following(self._model):
             if isinstance(module, torch.jit.ScriptModule):
@@ -102,7 +102,7 @@ class ModuleWalk:
                 self._undo.append(module.register_forward_hook(ModuleHook(self.end, path), always_call=True).remove)
 
     def remove(self) -> None:
-        """Everything as before `install`; a step that was interrupted ends."""
+        """Remove the hooks; an interrupted step ends."""
         while self._undo:
             self._undo.pop()()
         self._scripted.clear()
@@ -110,12 +110,12 @@ class ModuleWalk:
 
     @property
     def path(self) -> str:
-        """Of the innermost module that runs."""
+        """The path of the innermost running module."""
         return self._stack[-1][0] if self._stack else ""
 
     @property
     def module(self) -> nn.Module | None:
-        """The innermost module that runs."""
+        """The innermost running module."""
         return self._stack[-1][1] if self._stack else None
 
     @property
@@ -131,7 +131,7 @@ class ModuleWalk:
 
     @contextmanager
     def repeat(self, place: WalkPlace) -> Iterator[None]:
-        """At `place` again, to follow what a backward pass repeats. Nothing is counted."""
+        """Follow what a backward pass repeats, from `place` on. Nothing is counted."""
         before = dict(vars(self))
         installed = bool(self._undo)
         if not installed:
@@ -152,11 +152,11 @@ class ModuleWalk:
 
     @property
     def hidden(self) -> bool:
-        """Whether a mechanism runs whose attention calls say nothing of the model's queries and keys."""
+        """Whether a mechanism runs whose inner attention calls are not those of the model's queries and keys."""
         return any(_hides_maps(module) for _, module in self._stack)
 
     def site(self, source: str) -> CallSite:
-        """The place of the call that happens now."""
+        """The place of the current call."""
         path = self.path
         self._calls[path] += 1
         order = self._calls[path]
@@ -171,10 +171,10 @@ class ModuleWalk:
         return first + max(0, self._visits[path] - 1)
 
     def begin(self, path: str, module: nn.Module, *_: Any) -> None:
-        """A module's forward begins."""
+        """Hook at the beginning of a module's forward."""
         if torch.compiler.is_compiling():
             return
-        anew = module is self._model or module is self._outermost  # an interrupt may have kept us from seeing its end
+        anew = module is self._model or module is self._outermost  # its end may be missing after an interrupt
         if (self._skipping and not anew) or self._passes():
             return
         if threading.get_ident() != self._thread:
@@ -195,7 +195,7 @@ class ModuleWalk:
                 self._watcher.missed(path, MECHANISM)
 
     def end(self, path: str, module: nn.Module, *_: Any) -> None:
-        """It has ended, or failed."""
+        """Hook at the end of a module's forward, also after an exception."""
         if self._elsewhere and self._elsewhere.get(threading.get_ident()) is module:
             del self._elsewhere[threading.get_ident()]
         if torch.compiler.is_compiling() or (self._skipping and module is not self._outermost) or self._passes():
@@ -229,7 +229,7 @@ class ModuleWalk:
         self._stack.clear()
 
     def _around(self, path: str, module: nn.Module) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """What goes around a compiled module's forward: nothing of a watch is to be seen inside."""
+        """A wrapper of a compiled module's forward, inside which nothing is watched."""
 
         def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
@@ -250,7 +250,7 @@ class ModuleWalk:
 
 
 class ModuleHook:
-    """A hook of one module. Copies of the module, and pickles, get one that does nothing: they are not watched."""
+    """A hook of one module. Copies and pickles of the module get one that does nothing, as they are not watched."""
 
     def __init__(self, call: Callable[..., None], path: str) -> None:
         self._call, self._path = call, path
@@ -259,14 +259,10 @@ class ModuleHook:
         self._call(self._path, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _no_hook, ()
+        return ModuleHook, (_ignore, "")
 
 
-def _no_hook() -> Callable[..., None]:
-    return _empty_hook
-
-
-def _empty_hook(*args: Any) -> None:
+def _ignore(*args: Any) -> None:
     pass
 
 
@@ -276,12 +272,12 @@ def recomputing() -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile made it, or its `compile()` was called."""
+    """Whether the module was made by torch.compile, or its `compile()` was called."""
     return "_orig_mod" in module._modules or module._compiled_call_impl is not None
 
 
 def _wrap(module: nn.Module, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
-    """Wrap what a compiled module runs; gives what undoes it."""
+    """Wrap the forward of a compiled module; returns a function that undoes it."""
     name = "_compiled_call_impl" if module._compiled_call_impl is not None else "forward"
     before = getattr(module, name)
     setattr(module, name, wrapped(before))
@@ -293,14 +289,14 @@ def _hides_maps(module: nn.Module) -> bool:
 
 
 def _worth_following(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules in which attention may happen, and the model; nothing below what cannot be looked into."""
-    seen: set[int] = set()
+    """Modules that may contain attention calls, and the model; without the inside of modules that hide their calls."""
+    visited: set[int] = set()
     waiting = [("", model)]
     while waiting:
         path, module = waiting.pop()
-        if id(module) in seen:
+        if id(module) in visited:
             continue
-        seen.add(id(module))
+        visited.add(id(module))
         own = type(module).__module__.startswith("torch.nn.modules.")
         if module is model or not own or module._modules:
             yield path, module

@@ -1,4 +1,4 @@
-"""`watch(model)`: every attention call in the forwards of a model, observed while a block runs.
+"""`watch(model)`: observe every attention call in the forwards of a model while a block runs.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 """
@@ -29,7 +29,7 @@ from ._record import ROWS_UNKNOWN, CallRecord, CallSite, GradientRecord, OnGradi
 from ._walk import ModuleWalk
 
 Chosen = Callable[[CallSite, int], bool]
-NO_GRAPH = "gradients were asked for, and the call has no graph (no_grad, or a reentrant checkpoint)"
+NO_GRAPH = "gradients=True, but the call has no graph (no_grad, or a reentrant checkpoint)"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class WatchSettings:
 
 
 class ModelWatch(Observations):
-    """A watch on a model, with what it saw. `saccade.watch` returns it.
+    """A watch on a model, with its observations. `saccade.watch` returns it.
 
     It is a context manager; a second block continues the counts.
 
@@ -63,10 +63,10 @@ class ModelWatch(Observations):
     edits_calls = False
 
     def __init__(
-        self, model: nn.Module, asked: ObservationRequest, choice: WatchSettings, alarms: Alarms | None
+        self, model: nn.Module, request: ObservationRequest, choice: WatchSettings, alarms: Alarms | None
     ) -> None:
         super().__init__()
-        self._asked, self._choice, self._judge = asked, choice, alarms
+        self._request, self._choice, self._judge = request, choice, alarms
         self._walk = ModuleWalk(model, choice.every, self)
         self._gradients = GradientNorms(self._told_gradients, self.missed)
 
@@ -85,25 +85,25 @@ class ModelWatch(Observations):
 
     @property
     def module(self) -> nn.Module | None:
-        """The innermost module that runs."""
+        """The innermost running module."""
         return self._walk.module
 
     def edits(self, source: str) -> tuple[Any, ...]:
         return ()
 
     def missing(self, what: str, reason: str) -> Callable[[], None]:
-        """What counts something in the module that runs as not seen."""
+        """A function that counts an unobserved call of the running module."""
         if self._walk.hidden:  # it was counted as a whole
             return lambda: None
         return functools.partial(self.missed, f"{self._walk.path}: {what}" if self._walk.path else what, reason)
 
     def not_shown(self, source: str, reason: str) -> None:
-        """Count a call by its name; those after it in its module keep theirs."""
+        """Count an unobserved call under its name; later calls of its module keep theirs."""
         if not self._walk.hidden:
             self.missed(self._walk.site(source).name or "the model", reason)
 
     def observe(self, call: ObservedCall) -> None:
-        """An attention call has happened in a forward of the model."""
+        """Observe an attention call in a forward of the model."""
         if self._walk.hidden:
             return
         site, step, choice = self._walk.site(call.source), self.steps - 1, self._choice
@@ -114,25 +114,25 @@ class ModelWatch(Observations):
         with torch.no_grad(), torch._C.DisableTorchFunction():
             try:
                 record = self._looked_at(call, site, step, keep)
-            except Exception as error:  # what fails here must not end a training run: it is named and counted
+            except Exception as error:  # must not end a training run: counted as unobserved
                 self.missed(site.name or "the model", f"{type(error).__name__}: {error}")
                 return
         if choice.on_record is not None:
             choice.on_record(record)
 
     def _looked_at(self, call: ObservedCall, site: CallSite, step: int, keep: bool) -> CallRecord:
-        seen, out_norm = observed(call, self._asked)
+        measured, out_norm = observed(call, self._request)
         place = self._site_observations(site, call.query.shape[1])
-        if seen.counted.numel():
-            place.add("rows", row_samples(seen, place.heads))
-            place.add("steps", step_samples(seen, out_norm, place.heads))
+        if measured.counted.numel():
+            place.add("rows", row_samples(measured, place.heads))
+            place.add("steps", step_samples(measured, out_norm, place.heads))
         if keep:
-            place.kept = kept_of(call, seen.lse, step)
+            place.kept = kept_of(call, measured.lse, step)
         if self._choice.gradients and not self._gradients.listen(
-            site, step, call.graph_tensors(), seen.counted, real_keys(call)
+            site, step, call.graph_tensors(), measured.counted, real_keys(call)
         ):
             self.missed(f"{site.name}: gradients", NO_GRAPH)
-        record = CallRecord(site.name, site.path, site.layer, site.order, step, seen, out_norm)
+        record = CallRecord(site.name, site.path, site.layer, site.order, step, measured, out_norm)
         if getattr(call, "rows_unknown", False):
             self.not_known(site.name, ROWS_UNKNOWN)
         if self._judge is not None:
@@ -140,22 +140,22 @@ class ModelWatch(Observations):
         return record
 
     def _site_observations(self, site: CallSite, heads: int) -> SiteObservations:
-        """Where the numbers of a call go."""
+        """The place to add the numbers of a call."""
         chosen = range(heads) if self._choice.heads is None else self._choice.heads
         for head in (head for head in chosen if head >= heads):
             self.missed(f"{site.name}: head {head}", f"the call has {heads} query heads")
         watched = tuple(head for head in chosen if head < heads)
         place = self._places.setdefault(site.name, SiteObservations(site, watched, heads))
         if place.of_all != heads:
-            raise ValueError(f"a call of {heads} query heads where the one before had {place.of_all}")
+            raise ValueError(f"a call of {heads} query heads after a call of {place.of_all}")
         return place
 
     def _told_gradients(self, record: GradientRecord) -> None:
         place = self._places[record.name]
-        found = {f"{n}.gradient": norm for n, norm in record.gradients.items() if place.of_all % norm.shape[0] == 0}
-        if found:
-            place.add("gradients", of_step(found, place.of_all, place.heads))
-        if self._judge is not None and len(found) == len(record.gradients):
+        norms = {f"{n}.gradient": norm for n, norm in record.gradients.items() if place.of_all % norm.shape[0] == 0}
+        if norms:
+            place.add("gradients", of_step(norms, place.of_all, place.heads))
+        if self._judge is not None and len(norms) == len(record.gradients):
             self._judge.observe_gradients(record)
         if self._choice.on_gradients is not None:
             self._choice.on_gradients(record)
@@ -179,37 +179,39 @@ def watch(
 ) -> ModelWatch:
     """Observe every attention call in the forwards of a model while a block runs.
 
-    It sees the calls of Saccade's modules, of F.scaled_dot_product_attention, of nn.MultiheadAttention with and
+    Observed are the calls of Saccade's modules, of F.scaled_dot_product_attention, of nn.MultiheadAttention with and
     without weights, of nn.TransformerEncoder, of Hugging Face models with any attention implementation, and attention
-    written by hand as matrix product, softmax, matrix product. Calls that it cannot see are listed under `unobserved`.
-    Outputs do not change by a bit, with one exception: PyTorch's modules do not take their native fast path on this
-    thread meanwhile, and padded positions then hold other numbers.
+    written by hand as matrix product, softmax, matrix product. Unobservable calls are listed under `unobserved`.
+    Outputs do not change by a bit, with one exception: within the block PyTorch's modules do not use their native fast
+    path on this thread, so padded positions have other numbers.
 
-    Only forwards of the model and of modules within it are watched, on the thread that entered the block, and a
-    checkpointed region is not counted again when backward repeats it. Watches nest, and each sees everything.
+    Only forwards of the model and of modules within it are watched, on the thread that entered the block. A
+    checkpointed region is not counted again when the backward pass repeats it. Watches nest, and each observes
+    everything.
 
     Args:
         model: the module whose forwards are watched.
         every: observe every n-th step, starting with the first; a step is one forward of the model, or of a module
-            within it that is called by itself. Other steps cost next to nothing.
+            within it that is called by itself. Other steps have almost no cost.
         layers: which calls: None is all; layer numbers, names or paths (with * and ? as in file names), or a function
             of `CallSite` and step.
-        heads: which query heads are aggregated; None is all.
-        keep: which calls to keep q, k, v, out, lse and the rest of, so that `weights` can compute any part of their map
-            and `saccade.intervene` put them into another run: True for all, or as `layers`. Of each call the latest is
-            kept. Meanwhile models of `saccade.models` compute padding in place, where they pack it away otherwise.
-        gradients: whether to take the norms of the gradients of q, k, v and out in each backward pass, also in one
-            that runs after the block.
+        heads: the query heads to aggregate; None is all.
+        keep: calls whose q, k, v, out, lse and other inputs are kept, so that `weights` can compute any part of their
+            map and `saccade.intervene` can patch them into another run: True for all, or as `layers`. The latest of
+            each call is kept. Within the block models of `saccade.models` compute padding as well, instead of packing
+            it away.
+        gradients: whether to measure the norms of the gradients of q, k, v and out in each backward pass, also after
+            the block.
         top: as in `saccade.statistics`, for `on_record`.
         received: the same.
         groups: the same, or a function of the `ObservedCall`.
         histograms: as in `saccade.statistics`, for `on_record`.
-        alarms: whether to raise alarms on suspicious numbers; `Thresholds` to say when.
+        alarms: whether to raise alarms on suspicious numbers; or the `Thresholds`.
         on_record: called with a `CallRecord` after each observed call.
-        on_gradients: called with a `GradientRecord` for each call that a backward pass reached, when it has ended.
+        on_gradients: called after a backward pass with a `GradientRecord` for each call that it reached.
 
     Raises:
-        TypeError: a model that is not a module, or a choice of another kind.
+        TypeError: a model that is not a module, or a choice of another type.
         ValueError: every below 1, a negative head.
 
     Example:
@@ -240,7 +242,7 @@ def watch(
 
 
 def _chosen(given: Any, name: str) -> Chosen | None:
-    """What `layers` and `keep` take, as a function; None where nothing is chosen."""
+    """The function for a value of `layers` or `keep`; None if it chooses nothing."""
     if given is None or given is False:
         return None
     if given is True:
@@ -248,9 +250,9 @@ def _chosen(given: Any, name: str) -> Chosen | None:
     if callable(given):
         return lambda site, step: bool(given(site, step))
     wanted = [given] if isinstance(given, (str, int)) or not isinstance(given, Iterable) else list(given)
-    if not all(isinstance(one, (str, int)) and not isinstance(one, bool) for one in wanted):
+    if not all(isinstance(choice, (str, int)) and not isinstance(choice, bool) for choice in wanted):
         raise TypeError(f"{name} must be layer numbers, names or paths, or a function, got {describe(given)}")
-    return lambda site, step: any(_fits(site, one) for one in wanted)
+    return lambda site, step: any(_fits(site, choice) for choice in wanted)
 
 
 def _fits(site: CallSite, wanted: str | int) -> bool:

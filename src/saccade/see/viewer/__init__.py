@@ -1,7 +1,7 @@
-"""Showing what was seen: in a terminal, as one offline page, as a figure for a paper, as numbers, in a viewer.
+"""Showing results: in a terminal, as an offline page, as a figure for a paper, as numbers, in a viewer.
 
-Begin with `_report.py`; `maps` and `server` are the viewer's, `diagrams` draws models and their numbers, `_draw.py`
-numbers one has, `steps` shows one head for one word. Imports `inspection` and `monitoring`. Names are imported when
+Begin with `_report.py`; `maps` and `server` make up the viewer, `diagrams` draws models, `_draw.py` draws numbers that
+are passed to it, `steps` shows one head for one word. Imports `inspection` and `monitoring`. Names are imported when
 they are first used, as those of `saccade` are.
 """
 

@@ -1,4 +1,4 @@
-"""Painting one map of numbers on matplotlib's axes, with labels that can be read."""
+"""One map of numbers on matplotlib's axes, with legible labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def paint_map(
     *,
     numbers: bool,
 ) -> Any:
-    """(R, K) as cells of 0 or -most to most; labels of rows and of keys. Gives the image, for a colour bar."""
+    """(R, K) as cells of 0 or -most to most, with labels of rows and of keys. Returns the image, for a colour bar."""
     from matplotlib.ticker import MaxNLocator
 
     least = -most if np.nanmin(values, initial=0.0) < 0 else 0.0
@@ -46,14 +46,14 @@ def paint_map(
 
 
 def colour_bar(axes: list[Any], image: Any) -> None:
-    """What the colours of these axes mean."""
+    """A colour bar for these axes."""
     made = axes[0].figure.colorbar(image, ax=axes, shrink=0.5, aspect=18, pad=0.02)
     made.outline.set_visible(False)
     made.ax.tick_params(length=0, labelsize=7)
 
 
 def colours(values: np.ndarray) -> Any:
-    """White to blue; orange to white to blue where values have two signs. What is hidden is grey."""
+    """White to blue; orange to white to blue for values of both signs. Hidden cells are grey."""
     from matplotlib.colors import LinearSegmentedColormap
 
     sides = [AGAINST, "#ffffff", ACCENT] if np.nanmin(values, initial=0.0) < 0 else ["#ffffff", ACCENT]
@@ -61,7 +61,7 @@ def colours(values: np.ndarray) -> Any:
 
 
 def label_axes(axes: Axes, queries: list[str] | None, keys: list[str] | None) -> None:
-    """Labels at the places 0, 1, ...; as many as can be read, and a dollar in one is a dollar. None: their numbers."""
+    """Labels at the places 0, 1, ..., thinned until they are legible; dollar signs stay text. None: numbers."""
     axes.tick_params(length=0, labelsize=MOST_POINTS)
     axes.spines[:].set_visible(False)
     box = axes.get_position()
@@ -77,7 +77,7 @@ def label_axes(axes: Axes, queries: list[str] | None, keys: list[str] | None) ->
 
 
 def _thinned(count: int, room: float) -> tuple[list[int], float]:
-    """Which of so many labels stand in so many points, and how large."""
+    """The indices of the labels that fit so many points, and their size."""
     pitch = room / max(1, count)
     step = max(1, math.ceil(1.1 * LEAST_POINTS / pitch))
     return list(range(0, count, step)), min(MOST_POINTS, max(LEAST_POINTS, pitch * step / 1.1))

@@ -1,4 +1,4 @@
-"""Pictures from numbers one has: a map of weights, weights over the patches of an image, weights over a sound.
+"""Pictures of numbers: a map of weights, weights over the patches of an image, weights over a sound.
 
 Needs matplotlib (the ``plot`` extra). Shape legend: B items, H heads, R rows, K keys, P panels.
 """
@@ -18,7 +18,7 @@ from ._over import check_patches, draw_over_image, draw_with_sound, picture_of, 
 
 MOST_CELLS = 2**26
 LONGEST_LABEL = 24
-MOST_NUMBERS = 20  # keys beyond which cells hold no number
+MOST_NUMBERS = 20  # keys up to which cells show their numbers
 _COLUMNS = 4  # panels side by side
 
 
@@ -44,21 +44,21 @@ def draw(
 
     Args:
         weights: (R, K), or (H, R, K) for one map a head, or (B, H, R, K) with ``item``, as `saccade.attention_weights`
-            and ``watched.weights`` give them; (K,) is one row. They need not be probabilities: where some are negative,
-            as differences are, colours have two sides. NaN is grey: a pair that was not computed.
+            and ``watched.weights`` return them; (K,) is one row. They need not be probabilities: negative ones, such as
+            differences, have a second colour. NaN is grey.
         queries: labels of the rows, one for each; long ones are cut, many are thinned.
         keys: labels of the keys, the same.
         title: of the map; of several maps one title for each, or one for all.
         ax: the axes to draw in, one for each map; None makes a figure with pyplot.
-        item: which of B items; not needed where there is one.
-        mask: which pairs are seen, a `saccade` mask or a bool array (R, K), True = attend; the others are grey.
+        item: the number of the item, for several items.
+        mask: the visible pairs, a `saccade` mask or a bool array (R, K), True = attend; the others are grey.
         limit: the value of the full colour; None is the largest value.
         numbers: whether cells hold their number; None: up to 20 keys in a single map.
         colorbar: whether to draw a colour bar.
         image: (height, width) or (height, width, 3 or 4): every row is drawn over it as ``patches``.
         patches: (rows, columns) of the image's patches; None is a square.
         sound: samples (n,) or a spectrogram (frequencies, n), low ones first: drawn above, on the same axis of time.
-        seconds: how long the sound is.
+        seconds: the length of the sound.
         skip: keys that are no patches or frames: so many at the start, or these (negative ones from the end).
 
     Returns:
@@ -80,7 +80,7 @@ def draw(
         ['The', 'cat', 'sat']
     """
     if image is not None and (sound is not None or mask is not None):
-        raise ValueError("image: goes with neither sound= nor mask=")
+        raise ValueError("image: cannot be combined with sound= or mask=")
     panels = _panels(weights, item, rows_apart=image is not None)
     hidden = _hidden(mask, panels)
     if image is not None:
@@ -88,7 +88,7 @@ def draw(
     heard = sound_of(sound, seconds)
     if heard is not None:
         panels, hidden = _without(panels, skip), None if hidden is None else _without(hidden, skip)
-        keys = None  # time is their label
+        keys = None  # the axis of time labels them
     count, rows, columns = panels.shape
     labels = _labels("queries", queries, rows), _labels("keys", keys, columns)
     titles = _titles(title, None, count, "head")
@@ -127,7 +127,7 @@ def _over_image(
     return _given_back(axes, title, ax)
 
 
-# What is given
+# Arguments
 
 
 def _panels(weights: Any, item: int | None, *, rows_apart: bool = False) -> np.ndarray:
@@ -136,12 +136,12 @@ def _panels(weights: Any, item: int | None, *, rows_apart: bool = False) -> np.n
     shape = tuple(given.shape)
     if len(shape) == 4:
         if item is None and shape[0] != 1:
-            raise ValueError(f"item: weights of {shape[0]} items came; choose one, item=0 to {shape[0] - 1}")
+            raise ValueError(f"item: expected one of the {shape[0]} items, 0 to {shape[0] - 1}")
         if not -shape[0] <= (item or 0) < shape[0]:
             raise ValueError(f"item: {item} does not exist; there are 0 to {shape[0] - 1}")
         given = given[item or 0]
     elif item is not None:
-        raise ValueError(f"item: is for weights (B, H, R, K); these have the shape {shape}")
+        raise ValueError(f"item: only for weights (B, H, R, K), got the shape {shape}")
     size = math.prod(given.shape)
     if not 1 <= len(given.shape) <= 3 or not size:
         raise ValueError(f"weights: expected (R, K), (H, R, K) or (B, H, R, K), got shape {shape}")
@@ -169,30 +169,30 @@ def _hidden(mask: Any, panels: np.ndarray) -> np.ndarray | None:
     if mask is None:
         return None
     count, rows, keys = panels.shape
-    seen = mask.dense(rows, keys).cpu().numpy()[0] if isinstance(mask, Mask) else _numbers("mask", mask) != 0
-    if seen.shape[-2:] != (rows, keys) or (seen.ndim == 3 and len(seen) not in (1, count)) or seen.ndim > 3:
-        raise ValueError(f"mask: expected shape {(rows, keys)}, one for each pair, got {seen.shape}")
-    return ~np.broadcast_to(seen, panels.shape)
+    visible = mask.dense(rows, keys).cpu().numpy()[0] if isinstance(mask, Mask) else _numbers("mask", mask) != 0
+    if visible.shape[-2:] != (rows, keys) or (visible.ndim == 3 and len(visible) not in (1, count)) or visible.ndim > 3:
+        raise ValueError(f"mask: expected shape {(rows, keys)}, one for each pair, got {visible.shape}")
+    return ~np.broadcast_to(visible, panels.shape)
 
 
 def _without(panels: np.ndarray, skip: int | Sequence[int]) -> np.ndarray:
-    """Without the keys that stand for nothing in the picture."""
+    """Without the keys that have no place in the picture."""
     count = panels.shape[-1]
     left_out = list(range(skip)) if isinstance(skip, int) else list(skip)
     for at in left_out:
         if not -count <= at < count:
-            raise ValueError(f"skip: {at} is no key; there are 0 to {count - 1}")
+            raise ValueError(f"skip: there is no key {at}; there are 0 to {count - 1}")
     return np.delete(panels, left_out, axis=-1)
 
 
 def _labels(name: str, given: Sequence[str] | None, count: int) -> list[str] | None:
-    """As they can be shown on one line, cut."""
+    """Labels cut to one line."""
     if given is None:
         return None
     if isinstance(given, str):
         raise TypeError(f"{name}: expected one label for each of {count}, got a single str; give a list")
     if len(given) != count:
-        raise ValueError(f"{name}: {len(given)} labels came for {count}")
+        raise ValueError(f"{name}: expected {count} labels, got {len(given)}")
     from ..inspection import Word
 
     plain = [Word(str(label), 0, 0, 0, 0).label for label in given]
@@ -200,22 +200,22 @@ def _labels(name: str, given: Sequence[str] | None, count: int) -> list[str] | N
 
 
 def _titles(title: Any, names: list[str] | None, count: int, noun: str) -> list[str]:
-    """One for each panel."""
+    """One title for each panel."""
     if title is not None and not isinstance(title, str):
         if len(title) != count:
-            raise ValueError(f"title: {len(title)} titles came for {count} maps")
-        return [str(one) for one in title]
+            raise ValueError(f"title: expected {count} titles, got {len(title)}")
+        return [str(each) for each in title]
     if count == 1:
         return [title or (names[0] if names else "")]
     return names or [f"{noun} {i}".strip() for i in range(count)]
 
 
 def _axes(ax: Any, count: int, size: tuple[float, float]) -> list[Any]:
-    """As many axes: those given, or those of a new figure."""
+    """The given axes, or those of a new figure."""
     if ax is not None:
         axes = list(np.asarray(ax, dtype=object).reshape(-1))
         if len(axes) != count:
-            raise ValueError(f"ax: {len(axes)} axes came for {count} maps")
+            raise ValueError(f"ax: expected {count} axes, one a map, got {len(axes)}")
         return axes
     try:
         import matplotlib.pyplot as plt

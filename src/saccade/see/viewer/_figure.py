@@ -23,8 +23,8 @@ MOST_WORDS = 60
 def draw_figure(look: Look, kind: str) -> bytes:
     r"""Draw the map of ``look.layer``, ``look.head`` as a file of ``kind`` "png" (300 dots an inch) or "svg".
 
-    A text of more than 60 words is cut to the most telling ones and the words around them. The title gives their
-    numbers, and lines part the passages. Needs matplotlib.
+    A text of more than 60 words is cut to the most surprising ones and the words around them. The title gives their
+    numbers, and lines separate the passages. Needs matplotlib.
 
     Example:
         >>> from saccade.inspection import look, open_model
@@ -61,17 +61,17 @@ def draw_figure(look: Look, kind: str) -> bytes:
 
 
 def _draw_breaks(axes: Axes, keys: list[int], queries: list[int]) -> None:
-    """A line where one passage of the text ends and another begins."""
+    """Lines between the passages of the text."""
     for line, places in ((axes.axvline, keys), (axes.axhline, queries)):
         for place in places:
             line(place - 0.5, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
 
 
 def saved(figure: Figure, kind: str) -> bytes:
-    """A figure as the bytes of a "png", "svg" or "pdf"; alike for alike figures, and marked as ours."""
+    """A figure as the bytes of a "png", "svg" or "pdf": equal for equal figures, and marked as Saccade's."""
     out = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # drawn as a box; no reason to fail
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # drawn as a box
         if kind == "svg":
             import matplotlib
 

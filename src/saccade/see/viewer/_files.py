@@ -1,4 +1,4 @@
-"""Writing results without losing anything: checked before the work, whole or not at all."""
+"""Writing result files: targets are checked before the work, and files are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def check_target(path: str | Path, *, force: bool = False) -> Path:
     A file that Saccade made may be replaced. Any other existing file needs ``force``.
 
     Raises:
-        ValueError: no such folder, no ordinary file, a file that Saccade did not make, or one that cannot be written.
+        ValueError: no such folder, not an ordinary file, a file that Saccade did not make, or one that cannot be
+            written.
 
     Example:
         >>> import pathlib, tempfile
@@ -55,7 +56,7 @@ def check_target(path: str | Path, *, force: bool = False) -> Path:
 
 
 def write_whole(target: Path, content: bytes) -> None:
-    """Write ``content`` to ``target`` in one step: no reader sees half of it.
+    """Write ``content`` to ``target`` in one step: readers never see a partial file.
 
     Raises:
         ValueError: the file cannot be written.
@@ -80,7 +81,7 @@ def _is_ours(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             beginning = file.read(8192)
-            # A PDF says at its end who made it, before the table of its objects.
+            # A PDF names its maker at its end, before the table of its objects.
             end = file.read()[-65536:] if beginning.startswith(b"%PDF") else b""
     except OSError:
         return False

@@ -14,21 +14,21 @@ MOST_RECEIVING = 20
 
 
 def as_json(look: Look) -> dict[str, Any]:
-    """What ``saccade look --json`` prints.
+    """The contents of ``saccade look --json``.
 
-    ``format`` 1; ``text``; ``model``; ``causal``: whether no word looks at a later one; ``source``: "" or where the
-    text came from; ``words``: each with ``text``, ``start`` and ``stop`` (characters of ``text``), ``tokens`` (how
-    many) and ``special`` (a token of the model's own, such as ``<s>``); ``findings``: ``kind``, ``sentence``,
-    ``value``, ``telling`` (nats), and ``layer``, ``head``, ``query``, ``key`` where they apply (``query`` and ``key``
-    are indices of ``words``); ``shown``: the most telling ``layer`` and ``head``; ``heads``: ``layer``, ``head``,
-    ``role``, ``decided_by``, ``score``, ``above_chance`` (that score, as the role was decided), ``here`` (each score in
-    this text, null where it cannot tell), ``entropy`` (nats) and ``weights``: row q holds the weights of word q on the
-    words it sees, the first ones, to 6 decimals.
+    ``format`` 1; ``text``; ``model``; ``causal``: whether no word attends to a later one; ``source``: "" or where the
+    text came from; ``words``: each with ``text``, ``start`` and ``stop`` (characters of ``text``), ``tokens`` (their
+    number) and ``special`` (a special token, such as ``<s>``); ``findings``: ``kind``, ``sentence``, ``value``,
+    ``telling`` (nats), and ``layer``, ``head``, ``query``, ``key`` where they apply (``query`` and ``key`` are indices
+    of ``words``); ``shown``: the ``layer`` and ``head`` of the first finding; ``heads``: ``layer``, ``head``, ``role``,
+    ``decided_by``, ``score``, ``above_chance`` (that score, as for the role), ``here`` (each score in this text, null
+    where the text has no case), ``entropy`` (nats) and ``weights``: row q holds the weights of word q on the words it
+    sees, the first ones, to 6 decimals.
 
-    ``whole`` is null, or of a text too long for a map of all of it: how many ``words`` and ``tokens`` it has; ``part``:
-    the first and last of each run of words that ``words`` and ``weights`` are of (rows miss what fell elsewhere); the
-    words that ``received`` most, with their ``number`` in the text (0 and less: special tokens before it) and their
-    share of all heads' weight; and ``outside``: sentences about the shown head. ``here`` is of all of the text.
+    ``whole`` is null, or for a text too long for a full map: its numbers of ``words`` and ``tokens``; ``part``: the
+    first and last of each run of words in ``words`` and ``weights`` (rows miss the weight on other words); the words
+    that ``received`` most, with their ``number`` in the text (0 and less: special tokens before it) and their share of
+    all heads' weight; and ``outside``: sentences about the shown head. ``here`` is for the whole text.
 
     Example:
         >>> from saccade.inspection import look, open_model
@@ -39,18 +39,18 @@ def as_json(look: Look) -> dict[str, Any]:
         >>> found["findings"][0]["sentence"], found["shown"]
         ("The second 'the' looks mostly at 'sat' (.85) in layer 2 head 1", {'layer': 2, 'head': 1})
     """
-    seen = look.seen
+    map_ = look.seen
     return {
         "format": 1,
-        "text": seen.text,
+        "text": map_.text,
         "model": look.model,
-        "causal": seen.causal,
+        "causal": map_.causal,
         "source": look.source,
-        "words": [_word(w) for w in seen.words],
+        "words": [_word(w) for w in map_.words],
         "findings": [dict(vars(f)) for f in look.findings],
         "shown": {"layer": look.layer, "head": look.head},
         "whole": _whole(look),
-        "heads": [_head(look, layer, head) for layer, head in seen.places()],
+        "heads": [_head(look, layer, head) for layer, head in map_.places()],
     }
 
 

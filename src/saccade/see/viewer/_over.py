@@ -1,4 +1,4 @@
-"""Weights over what keys stand for: patches of an image, frames of a sound."""
+"""Weights drawn over images by patch, and over sounds by frame."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ._axes import colours, label_axes
 
 _ACCENT = (28 / 255, 78 / 255, 216 / 255)
 _SOUND = 0.28  # of the axes' height
-_DEEPEST = 0.8  # how much of the image the largest weight covers
+_DEEPEST = 0.8  # opacity of the largest weight
 
 
 def check_patches(patches: tuple[int, int] | None, count: int) -> tuple[int, int]:
-    """(rows, columns) of the patches. ValueError where they are not as many as the keys."""
+    """(rows, columns) of the patches. ValueError if their number is not that of the keys."""
     if patches is None:
         side = math.isqrt(count)
         if side * side != count:
             raise ValueError(
-                f"patches: {count} keys are no square; give patches=(rows, columns), and skip= special tokens"
+                f"patches: {count} keys are not a square; pass patches=(rows, columns), and skip= special tokens"
             )
         return side, side
     rows, columns = patches
@@ -32,7 +32,7 @@ def check_patches(patches: tuple[int, int] | None, count: int) -> tuple[int, int
 def draw_over_image(
     axes: Any, weights: np.ndarray, picture: np.ndarray, grid: tuple[int, int], limit: float | None
 ) -> None:
-    """The image in pale grey, so that a dark one hides nothing, and over each patch as much blue as its weight."""
+    """The image in pale grey, with blue over each patch, as opaque as its weight is large."""
     height, width = picture.shape
     most = float(np.nanmax(weights, initial=0.0)) if limit is None else float(limit)
     share = np.nan_to_num(np.clip(weights / (most or 1.0), 0, 1)).reshape(grid)
@@ -47,21 +47,21 @@ def draw_over_image(
 
 
 def picture_of(image: Any) -> np.ndarray:
-    """(h, w) of 0 to 1, colours as their brightness: colour is the weights'.
+    """(h, w) of 0 to 1, the brightness of the image: colour is for the weights.
 
-    Numbers of 0 to 255 are bytes; what goes below 0 or above 255, as an image that a model's normalisation went over,
-    is shown from its least value to its largest.
+    Numbers of 0 to 255 are bytes; an image with numbers below 0 or above 255, as after a normalisation, is scaled from
+    its least value to its largest.
     """
     if hasattr(image, "detach"):
         image = image.detach().to("cpu").float().numpy()
     picture = np.asarray(image)
     if picture.ndim == 3 and picture.shape[0] in (1, 3) and picture.shape[2] not in (1, 3, 4):
-        picture = np.moveaxis(picture, 0, 2)  # as torch holds images
+        picture = np.moveaxis(picture, 0, 2)  # torch images have channels first
     if picture.ndim not in (2, 3) or (picture.ndim == 3 and picture.shape[2] not in (1, 3, 4)) or 0 in picture.shape:
         raise ValueError(f"image: expected (height, width) or (height, width, 3), got shape {picture.shape}")
     picture = picture.astype(np.float64)
     if not np.isfinite(picture).all():
-        raise ValueError("image: it holds numbers that are not finite")
+        raise ValueError("image: expected finite numbers, got NaN or inf")
     picture = picture if picture.ndim == 2 else picture[..., :3].mean(-1)
     least, most = float(picture.min()), float(picture.max())
     if least < 0 or most > 255:
@@ -72,7 +72,7 @@ def picture_of(image: Any) -> np.ndarray:
 def draw_with_sound(
     axes: Any, weights: np.ndarray, queries: list[str] | None, heard: np.ndarray, seconds: float, most: float
 ) -> None:
-    """Weights on an axis of time, one row as a curve and several as a map; the sound stands above them."""
+    """Weights on an axis of time, one row as a curve and several as a map, with the sound above them."""
     rows, frames = weights.shape
     if rows == 1:
         top = max(float(np.nanmax(weights, initial=0.0)), most) or 1.0
@@ -106,13 +106,13 @@ def draw_with_sound(
 
 
 def sound_of(sound: Any, seconds: float | None) -> np.ndarray | None:
-    """(n,) or (frequencies, n); None where there is no sound."""
+    """(n,) or (frequencies, n); None without a sound."""
     if sound is None:
         if seconds is not None:
-            raise ValueError("seconds: of a sound; give sound=")
+            raise ValueError("seconds: only for a sound; pass sound=")
         return None
     if seconds is None:
-        raise ValueError("seconds: how long the sound is; the axis of time needs it")
+        raise ValueError("seconds: the length of the sound is needed for the axis of time")
     if not seconds > 0:
         raise ValueError(f"seconds: must be greater than 0, got {seconds}")
     if hasattr(sound, "detach"):

@@ -1,7 +1,7 @@
-"""The report: one HTML file that needs nothing else, not even a connection.
+"""The report: one self-contained HTML file, for use offline.
 
-Weights go into it as bytes of hundredths, those on the words that each word sees, so every number on the page is the
-number in the sentences. A long text is cut to the stretch that tells most, and the page says so.
+Weights are stored as bytes of hundredths, only those on visible words, so every number on the page equals that in the
+sentences. A long text is cut to the most surprising part, which the page notes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 GENERATOR = "Saccade"
 MOST_WEIGHTS = 1_500_000  # one byte each
-MOST_IN_NOTEBOOK = 200_000  # a notebook keeps what it shows
+MOST_IN_NOTEBOOK = 200_000  # a notebook stores its outputs
 NOTEBOOK_HEIGHT = 720  # pixels; the report scrolls
 _SHORT = {"previous": "prev.", "delimiter": "delim.", "duplicate": "dupl.", "repeat": "rep."}
 STEPS = {"previous": -1, "next": 1, "self": 0}
-MAIN = 0.3  # the least weight that shows what is told of an average
+MAIN = 0.3  # least weight that shows a finding about an average
 _SIZES = ((30, "short"), (90, "middle"))
 
 
@@ -35,7 +35,7 @@ def render_report(look: Look, version: str, *, most: int | None = None) -> str:
     """One offline HTML page that shows a look. Everything from the text is escaped.
 
     Args:
-        version: of Saccade, which the page names as its generator.
+        version: of Saccade, for the page's generator tag.
         most: the largest number of weights in the page.
 
     Example:
@@ -86,7 +86,7 @@ def _asset(name: str) -> str:
 
 
 def embedded_json(data: dict[str, Any]) -> Markup:
-    """JSON that cannot close the script element it stands in."""
+    """JSON that cannot close its script element."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
@@ -103,7 +103,7 @@ def _data(look: Look, columns: list[int], heads: list[dict[str, Any]], focus: di
 
 
 def _hundredths(look: Look, columns: list[int]) -> bytes:
-    """Per head its rows, the lower triangle or the square, one byte a weight."""
+    """The rows of each head, the lower triangle or the square, one byte a weight."""
     everything = np.ones((len(columns), len(columns)), dtype=bool)
     q, k = np.nonzero(np.tril(everything) if look.seen.causal else everything)
     at = np.array(columns)
@@ -146,12 +146,12 @@ def _head(look: Look, layer: int, head: int) -> dict[str, Any]:
 
 
 def _facts(look: Look) -> str:
-    seen = look.seen
+    map_ = look.seen
     parts = [
         f"{look.words:,} words and marks",
         f"{look.pieces:,} tokens",
         look.model,
-        f"{seen.layers} layers × {seen.heads} heads",  # noqa: RUF001
+        f"{map_.layers} layers × {map_.heads} heads",  # noqa: RUF001
     ]
     return " · ".join([*parts, look.source] if look.source else parts)
 
@@ -162,7 +162,7 @@ def _title(text: str) -> str:
 
 
 def _passage(look: Look, columns: list[int]) -> list[dict[str, Any]]:
-    """The text in runs: words with their number on the page, and what stands between them."""
+    """The text in runs: words with their number on the page, and the text between them."""
     words, text = look.seen.words, look.seen.text
     runs: list[dict[str, Any]] = []
 
@@ -173,7 +173,7 @@ def _passage(look: Look, columns: list[int]) -> list[dict[str, Any]]:
         runs.append({"i": None, "text": piece, "breaks": False, "special": False, "touches": ""})
 
     def touching(i: int) -> list[str]:
-        """The sides on which no blank stands between this word and its neighbour."""
+        """The sides on which no blank separates this word from its neighbour."""
         beside = [(a, b) for a, b in ((i - 1, i), (i, i + 1)) if a >= 0 and b < len(columns)]
         return [
             "left" if b == i else "right"
@@ -203,13 +203,13 @@ def _note(look: Look, columns: list[int]) -> str:
         return ""
     words = f"This page holds the {look.part(columns)}, read in the context of the whole text"
     about = (
-        "Sentences and averages are about the whole text. A sentence without a link is about words that are not here."
+        "Sentences and averages are about the whole text. A sentence without a link is about words outside this page."
     )
     return f"{words}: the rest of each row is on other words. {about}"
 
 
 def _link(look: Look, finding: MapFinding, place: dict[int, int]) -> str:
-    """Where on the page the finding can be read off, as layer.head.word; "" where no word of the page shows it."""
+    """Where the page shows the finding, as layer.head.word; "" if no word of the page shows it."""
     if finding.layer is None:
         return ""
     pairs = _pairs(look, finding, place)
@@ -221,9 +221,9 @@ def _link(look: Look, finding: MapFinding, place: dict[int, int]) -> str:
 
 
 def _pairs(look: Look, finding: MapFinding, place: dict[int, int]) -> list[tuple[int, int]]:
-    """(word, word looked at) on the page of which a finding tells."""
-    seen, key = look.seen, finding.key
-    rows = [i for i in place if not seen.words[i].special]
+    """(query word, key word) on the page for each pair of a finding."""
+    map_, key = look.seen, finding.key
+    rows = [i for i in place if not map_.words[i].special]
     if finding.query is not None and key is not None:
         return [(finding.query, key)] if {finding.query, key} <= place.keys() else []
     if finding.kind in STEPS:
@@ -243,7 +243,7 @@ def _rules(roles: dict[str, Any] | None) -> list[str]:
 
 
 def framed(look: Look) -> str:
-    """An HTML element that shows a look in a notebook. Its styles and its script stay inside the frame.
+    """An HTML element that shows a look in a notebook. Its styles and script apply only inside its frame.
 
     Example:
         >>> from saccade.inspection import look, open_model

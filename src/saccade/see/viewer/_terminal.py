@@ -1,6 +1,6 @@
-"""A look in a terminal: sentences, the map of one head, and what every head is for.
+"""A look in a terminal: sentences, the map of one head, and the roles of all heads.
 
-Colour is never the only carrier: cells hold digits where they are wide enough and shades where they are not.
+Colour is never the only sign: cells have digits if they are wide enough, otherwise shades.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 WIDEST_CELL, DIGIT_CELL, BLOCK_CELL = 6, 4, 2
 LONGEST_LABEL = 14
-LEAST_HABIT = 0.1  # above chance, to be named instead of a role
-FILLED = 0.15  # from here on a cell has a coloured ground
+LEAST_HABIT = 0.1  # above chance, for a head to have a habit instead of a role
+FILLED = 0.15  # least weight of cells with a coloured background
 SHORT_ROLES = {
     "previous": "prev.",
     "self": "self",
@@ -37,7 +37,7 @@ _NEAREST = {"previous": "prev", "delimiter": "del", "repeat": "rep", "duplicate"
 BREAK, ACROSS = "┊", "┄"  # between two passages
 _SHADES = "░▒▓█"
 _ACCENT = "bold #4f8cff"
-# From a quiet grey to the accent; each pair reads on a dark and on a light terminal.
+# From a quiet grey to the accent; legible on dark and on light terminals.
 _RAMP = ((0x6B, 0x74, 0x86), (0x1F, 0x5E, 0xFF))
 
 
@@ -70,12 +70,12 @@ def print_look(console: Console, look: Look) -> None:
 
 
 def _facts(look: Look) -> Text:
-    seen = look.seen
+    map_ = look.seen
     words = look.words
     parts = [
         f"{words:,} words and marks" if words > 1 else "1 word",
         counted(look.pieces, "token"),
-        f"{look.model}, {seen.size}",
+        f"{look.model}, {map_.size}",
     ]
     return Text(", ".join(parts) + (f", {look.source}" if look.source else ""))
 
@@ -93,9 +93,9 @@ def _print_finding(console: Console, sentence: str) -> None:
 
 
 def print_map(console: Console, look: Look) -> None:
-    """The map of ``look.layer``, ``look.head`` on as many words as fit: wide cells with digits, or narrow ones."""
-    seen = look.seen
-    labels = [_clip(word.label, LONGEST_LABEL) for word in seen.words]
+    """The map of ``look.layer``, ``look.head`` with as many words as fit: wide cells with digits, or narrow ones."""
+    map_ = look.seen
+    labels = [_clip(word.label, LONGEST_LABEL) for word in map_.words]
     _print_title(console, look)
     columns = list(range(len(labels)))
     room = console.width - 1 - max(map(cell_len, labels)) - len(look.breaks(columns))
@@ -104,7 +104,7 @@ def print_map(console: Console, look: Look) -> None:
         lines = _digit_lines(look, labels, cell, _colours(console))
     else:
         columns = _that_fit(look, labels, console.width)
-        draw = _block_lines if seen.causal else _square_lines
+        draw = _block_lines if map_.causal else _square_lines
         lines = draw(look, labels, columns, _colours(console))
     if not look.is_all(columns):
         held = look.seen.stretch[1] - look.seen.stretch[0]
@@ -122,7 +122,7 @@ def print_map(console: Console, look: Look) -> None:
 
 
 def _that_fit(look: Look, labels: list[str], width: int) -> list[int]:
-    """As many words as fit in cells of two, beside labels, breaks between passages and, in a square, the numbers."""
+    """The words that fit in cells of two, beside labels, breaks between passages and, for a square, numbers."""
     numbers = 0 if look.seen.causal else len(str(look.words)) + 1
     room = width - 1 - max(map(cell_len, labels)) - numbers
     count = max(1, room // BLOCK_CELL)
@@ -137,14 +137,10 @@ def _print_title(console: Console, look: Look) -> None:
     title = Text(f"Layer {look.layer} head {look.head}", style="bold")
     role = look.measured(look.layer, look.head)
     if role:
-        title.append(f", {_role_in_words(look, role)}", style="not bold")
+        score = f"{ROLE_NAMES[role['decided_by']]} {short_number(look.deciding(role))}"
+        title.append(f", mixed ({score})" if role["role"] == "mixed" else f", {score}", style="not bold")
     title.append("; each row: what that word looks at", style="not bold dim")
     console.print(title)
-
-
-def _role_in_words(look: Look, role: dict[str, Any]) -> str:
-    score = f"{ROLE_NAMES[role['decided_by']]} {short_number(look.deciding(role))}"
-    return f"mixed ({score})" if role["role"] == "mixed" else score
 
 
 def _digit_lines(look: Look, labels: list[str], cell: int, colours: bool) -> list[Text]:
@@ -165,7 +161,7 @@ def _digit_lines(look: Look, labels: list[str], cell: int, colours: bool) -> lis
 
 
 def _line_across(wanted: bool, width: int) -> list[Text]:
-    """Between the rows of two passages."""
+    """A line between the rows of two passages."""
     return [Text(ACROSS * width, style="dim")] if wanted else []
 
 
@@ -178,7 +174,7 @@ def _digit_cell(weight: float, cell: int, colours: bool) -> tuple[str, str | Sty
 
 
 def _block_lines(look: Look, labels: list[str], columns: list[int], colours: bool) -> list[Text]:
-    """Each row ends in its word, right beside the top of that word's own column."""
+    """Each row ends with its word, directly beside the top of the word's own column."""
     weights = look.seen.weights[look.layer, look.head]
     breaks = look.breaks(columns)
     lines: list[Text] = []
@@ -194,7 +190,7 @@ def _block_lines(look: Look, labels: list[str], columns: list[int], colours: boo
 
 
 def _square_lines(look: Look, labels: list[str], columns: list[int], colours: bool) -> list[Text]:
-    """Where words look ahead there is no room for a word at its column: both carry its number, a column's downward."""
+    """A square map has no room for words at columns: rows and columns have numbers, those of columns downward."""
     weights = look.seen.weights[look.layer, look.head]
     breaks = look.breaks(columns)
     numbers = {k: "" if look.seen.words[k].special else str(look.number(k)) for k in columns}
@@ -240,7 +236,7 @@ def _fill(weight: float) -> Style:
 
 def print_heads(console: Console, look: Look) -> None:
     """Layers x heads: the role, the score that decided it, the same score here, and the entropy here in nats."""
-    seen = look.seen
+    map_ = look.seen
     left, cell = 6, 9 if look.roles else 10
     per_line = max(1, (console.width - left) // cell)
     console.print(Text("Role of each head", style="bold"))
@@ -254,10 +250,10 @@ def print_heads(console: Console, look: Look) -> None:
     else:
         legend = "roles were not measured for this model; largest score above chance, and entropy (nats), in this text"
     console.print(Text(legend, style="dim"))
-    for first in range(0, seen.heads, per_line):
-        heads = range(first, min(first + per_line, seen.heads))
+    for first in range(0, map_.heads, per_line):
+        heads = range(first, min(first + per_line, map_.heads))
         console.print(Text(_pad("layer", left) + "".join(_pad(f"head {h}", cell) for h in heads).rstrip(), style="dim"))
-        for layer in range(seen.layers):
+        for layer in range(map_.layers):
             for line in _head_lines(look, layer, heads, left, cell):
                 console.print(line, soft_wrap=True, highlight=False)
 
@@ -282,7 +278,7 @@ def _head_lines(look: Look, layer: int, heads: range, left: int, cell: int) -> l
 
 
 def _habit(look: Look, layer: int, head: int) -> str:
-    """The largest of the head's scores above chance in this text, for a model whose roles are not known."""
+    """The largest of the head's scores above chance in this text, for a model with unknown roles."""
     values = {name: look.above(name, layer, head) or 0.0 for name in HABITS}
     best = max(values, key=lambda name: values[name])
     return f"{HABITS[best]} {short_number(values[best])}" if values[best] >= LEAST_HABIT else "-"

@@ -1,6 +1,6 @@
-"""The steps after the weights: what the head gives, and where it goes.
+"""The steps after the weights: the output of the head, and its way into the residual stream.
 
-Written for readers who know matrices and have not seen attention.
+Written for readers who know matrices but not attention.
 """
 
 from __future__ import annotations

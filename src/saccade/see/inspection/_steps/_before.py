@@ -1,6 +1,6 @@
 """The steps before the scores: from the token to its query, key and value.
 
-Written for readers who know matrices and have not seen attention.
+Written for readers who know matrices but not attention.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BeforeScores(Writer):
         token: tuple[int, np.ndarray] | None,
     ):
         super().__init__(numbers, names, digits, query)
-        self.token = token  # the row's token, and its row of the embedding
+        self.token = token  # the row's token id, and its row of the embedding
 
     def steps(self) -> Iterator[Step]:
         around, numbers = self.inputs.around, self.numbers
@@ -51,10 +51,10 @@ class BeforeScores(Writer):
         query, key, value = numbers.projected
         bias = " + b" if around.query.bias is not None else ""
         n = "x" if around.placement == "post" else "n"
-        read, widths, told = n, f"{n} ({len(numbers.normed)},)", self.name
+        read, widths, key_name = n, f"{n} ({len(numbers.normed)},)", self.name
         if around.context is not None:
             row = int(numbers.softmax.weights.argmax())
-            read, widths, told = "e", f"{widths}, e_j ({around.context.shape[1]},)", self._key(row)
+            read, widths, key_name = "e", f"{widths}, e_j ({around.context.shape[1]},)", self._key(row)
         says, without = self._why_projected()
         if self.inputs.kv_heads < self.inputs.heads:
             group = self.inputs.heads // self.inputs.kv_heads
@@ -69,8 +69,8 @@ class BeforeScores(Writer):
             without,
             vectors=(
                 Vector(f"q of {self.name}", query, "query"),
-                Vector(f"k of {told}", key[row], "key"),
-                Vector(f"v of {told}", value[row], "value"),
+                Vector(f"k of {key_name}", key[row], "key"),
+                Vector(f"v of {key_name}", value[row], "value"),
             ),
         )
 
@@ -227,7 +227,7 @@ class BeforeScores(Writer):
 
 
 def _factor(row: np.ndarray, made: np.ndarray) -> float | None:
-    """The number by which the table's row is multiplied to give ``made``; None where it is not that alone."""
+    """The factor between the table's row and ``made``; None where ``made`` is not a multiple of it."""
     if row.shape != made.shape:
         return None
     at = int(np.abs(row).argmax())

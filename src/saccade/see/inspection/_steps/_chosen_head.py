@@ -1,4 +1,4 @@
-"""Which head is shown where none is asked for, and what is to be said of the choice."""
+"""The default head of `step`, and the note on the choice."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Head = Place | tuple[str, int, int]  # with the part before it
 
 
 def checked_place(model: TextModel, head: Head | None, target: str | None) -> tuple[str, Place | None]:
-    """The part ("" where a model has one stack) and the place of a head; None is to be chosen in that part.
+    """The part ("" for a model with one stack) and the place of a head; None: to be chosen in that part.
 
     Raises:
-        TypeError: no head. ValueError: a head, a part or a target that the model does not have or read.
+        TypeError: not a head. ValueError: a head, a part or a target that the model does not have or read.
     """
     part, place = _parted(head)
     pair = isinstance(model.module, EncoderDecoder)
     if part and not pair:
         raise ValueError(f"head: {_name(part, place)} is of an encoder-decoder; {model.name} has heads such as 1.4")
     if target is not None and not pair:
-        raise ValueError(f"target: {model.name} reads none; an encoder-decoder that saccade.models opens does")
+        raise ValueError(f"target: {model.name} reads none; only an encoder-decoder opened by saccade.models does")
     part = part or ("" if not pair else "cross" if head is None and target is not None else "encoder")
     if part == "encoder" and target is not None:
-        raise ValueError("target: no head of the encoder reads it; decoder.0.1 and cross.0.1 are heads that do")
+        raise ValueError("target: the encoder does not read it; heads such as decoder.0.1 and cross.0.1 do")
     if part in ("decoder", "cross"):
         _check_in_decoder(model.module, part, place)
     else:
@@ -77,13 +77,13 @@ def most_telling(
     *,
     part: str = "",
 ) -> tuple[Place, str]:
-    """The head in which token ``row`` looks most at one token of a word that is not adjacent to its own.
+    """The head in which token ``row`` attends most to one token of a word that is not adjacent to its own.
 
-    ``run`` tells every call to choose from. Special tokens do not count; between two texts (``part`` "cross") all
+    ``run`` makes the calls to choose from. Special tokens do not count; between two texts (``part`` "cross") all
     other words do. Where there is no such word, it is head 0.0.
 
     Returns:
-        (layer, head), and a sentence that says why, and that other heads look elsewhere.
+        (layer, head), and a note that gives the reason, and says that other heads attend to other words.
     """
     ordinary = [word for word in keys if not word.special]
     if part != "cross":

@@ -1,4 +1,4 @@
-"""Which word is meant: by its text, its occurrence, or its number."""
+"""The word that a user names: by its text, its occurrence, or its number."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from difflib import get_close_matches
 from ....support._numbers import counted
 from .._words import Word, about_tokens
 
-_NEAR = 3  # names that an error gives
+_NEAR = 3  # similar words that an error names
 
 
 def asking(
     words: Sequence[Word], wanted: str | int | None, nth: int | None, *, where: str = "text"
 ) -> tuple[Word, list[str]]:
-    """The word that is meant, and what is to be said of it; its last token asks. Errors as in `find_word`."""
+    """The chosen word and notes on the choice; its last token is the query. Errors as in `find_word`."""
     many = about_tokens(words)
     default = many and wanted is None and nth is None
     number, note = _of_fewest_tokens(words) if default else find_word(words, wanted, nth, where=where)
@@ -26,7 +26,7 @@ def asking(
 
 
 def _of_fewest_tokens(words: Sequence[Word]) -> tuple[int, str]:
-    """The last word of as few tokens as any, one if possible, and what is to be said of it."""
+    """The last of the words with the fewest tokens, and a note on the choice."""
     sizes = {i: word.last - word.first for i, word in enumerate(words) if not word.special and not word.is_delimiter}
     number = min(sizes, key=lambda i: (sizes[i], -i))
     return number, f"no word was given: '{words[number].label}', the last of {counted(sizes[number], 'token')}, is used"
@@ -35,18 +35,18 @@ def _of_fewest_tokens(words: Sequence[Word]) -> tuple[int, str]:
 def find_word(
     words: Sequence[Word], wanted: str | int | None, nth: int | None = None, *, where: str = "text"
 ) -> tuple[int, str]:
-    """The index of the word that is meant, and what is to be said of the choice ("" where it was clear).
+    """The index of the chosen word, and a note on the choice ("" for an unambiguous word).
 
     Args:
         words: of the text, special ones included.
         wanted: a word (``it``), one of its occurrences (``it:2``), or a number counted from 1 without special tokens;
-            None is the last word that is no punctuation.
+            None is the last word that is not punctuation.
         nth: the occurrence, counted from 1.
-        where: what errors call the text.
+        where: the name of the text in error messages.
 
     Raises:
         TypeError: neither a word nor a number.
-        ValueError: no such word, occurrence or number; the message names words that are like it.
+        ValueError: no such word, occurrence or number; the message names similar words.
     """
     ordinary = [i for i, word in enumerate(words) if not word.special]
     if nth is not None:
@@ -84,7 +84,7 @@ def _check_occurrence(wanted: str | int | None, nth: int) -> None:
     if not isinstance(nth, int) or isinstance(nth, bool):
         raise TypeError(f"nth: expected the number of an occurrence, counted from 1, got {nth!r}")
     if not isinstance(wanted, str):
-        raise ValueError("nth: it counts the occurrences of a word; give the word, too")
+        raise ValueError("nth: it is the occurrence of a word; pass the word, too")
 
 
 def _numbered(ordinary: list[int], number: int, where: str) -> int:
@@ -94,7 +94,7 @@ def _numbered(ordinary: list[int], number: int, where: str) -> int:
 
 
 def _places(words: Sequence[Word], text: str) -> list[int]:
-    """Where the word stands; where it stands nowhere as it is written, in any case of letters."""
+    """The indices of the word as it is written; if there is none, of the word in any case of letters."""
     exact = [i for i, word in enumerate(words) if word.text == text]
     return exact or [i for i, word in enumerate(words) if word.text.casefold() == text.casefold()]
 

@@ -1,4 +1,4 @@
-"""What goes into one row of one head: read from a model while it reads a text, or from one observed call.
+"""The inputs of one row of one head: from a model while it reads a text, or from one observed call.
 
 Everything is float64 numpy. Shape legend: L keys, E model width, D key width, Dv value width, Hq query heads.
 """
@@ -79,14 +79,14 @@ class Rotation:
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """What stands before and after the call, where the block is Saccade's own."""
+    """The modules and tensors around the call, for blocks of Saccade."""
 
-    embedded: np.ndarray  # (E,) what the first layer reads of the row's token
-    stream: Tensor  # (L, E) what the block reads: the residual stream, in the model's dtype
-    read: Tensor  # (L, E) what the attention module reads
-    written: np.ndarray  # (E,) what the attention module gave
+    embedded: np.ndarray  # (E,) input of the first layer, at this row
+    stream: Tensor  # (L, E) input of the block: the residual stream, in the model's dtype
+    read: Tensor  # (L, E) input of the attention module
+    written: np.ndarray  # (E,) output of the attention module
     placement: str  # of the norm: "pre", "post" or "parallel"
-    norm: Norm | None  # None where it is of another kind
+    norm: Norm | None  # None for another kind of norm
     query: LinearStep
     key: LinearStep
     value: LinearStep
@@ -95,12 +95,12 @@ class Surroundings:
     rotation: Rotation | None
     gate: LinearStep | None
     output: LinearStep
-    context: Tensor | None = None  # (Lk, C) what keys and values are made of in cross-attention; None: the stream
+    context: Tensor | None = None  # (Lk, C) input of keys and values in cross-attention; None: the stream
 
 
 @dataclass(frozen=True, eq=False)
 class HeadInputs:
-    """One row of one head: what the model's own call was given, and what it gave."""
+    """Inputs and outputs of one row of one head in an observed call."""
 
     layer: int
     head: int
@@ -111,28 +111,28 @@ class HeadInputs:
     query: np.ndarray  # (D,)
     key: np.ndarray  # (L, D)
     value: np.ndarray | None  # (L, Dv)
-    outputs: np.ndarray | None  # (Hq, Dv) of all heads, None where the call's output is not known
-    weights: np.ndarray  # (L,) the model's own
+    outputs: np.ndarray | None  # (Hq, Dv) of all heads, None if unknown
+    weights: np.ndarray  # (L,) as the model computes them
     scale: float
     softcap: float | None
     sink: float | None
     bias: np.ndarray | None  # (L,)
-    bias_of_positions: bool  # whether the bias says where keys stand
+    bias_of_positions: bool  # whether the bias depends on the positions of keys
     bias_name: str
-    visible: np.ndarray | None  # (L,) bool, None where nothing is hidden
+    visible: np.ndarray | None  # (L,) bool, None if all keys are visible
     mask_name: str
-    own: int | None = None  # which key is the token that asks; None where queries are not the same tokens
+    own: int | None = None  # the key that is the query's token; None where queries and keys are different tokens
     around: Surroundings | None = None
     part: str = ""  # of an encoder-decoder: "encoder", "decoder" or "cross"
 
     @property
     def place(self) -> str:
-        """The head as a command takes it: 1.4, cross.1.4."""
+        """The head as `--head` takes it: 1.4, cross.1.4."""
         return ".".join([*filter(None, [self.part]), str(self.layer), str(self.head)])
 
     @property
     def crosses(self) -> bool:
-        """Whether keys are of another text than the query."""
+        """Whether query and keys are from different texts."""
         return self.part == "cross"
 
     @property
@@ -199,7 +199,7 @@ def _named(call: CheckedCall) -> str:
 
 
 def _bias_row(call: CheckedCall, bias: Bias, head: int, row: int, item: int) -> np.ndarray:
-    """(L,)."""
+    """(L,) the bias of the row."""
     at_row, at_head = torch.tensor([row], device=call.device), torch.tensor([head], device=call.device)
     parameter = bias._part(bias.parameter.detach(), at_row, None, at_head)
     length = call.length_k
@@ -210,13 +210,13 @@ def _bias_row(call: CheckedCall, bias: Bias, head: int, row: int, item: int) -> 
 
 
 def _visible_row(call: CheckedCall, head: int, row: int, item: int) -> np.ndarray | None:
-    """(L,) bool; None where there is no mask."""
+    """(L,) bool; None without a mask."""
     if call.mask is None:
         return None
     at_row, keys = torch.tensor([row], device=call.device), torch.arange(call.length_k, device=call.device)
     bits = call.mask._grid(at_row, keys, call.length_q, call.length_k)
-    seen = bits[item if bits.shape[0] > 1 else 0, head if bits.shape[1] > 1 else 0, 0]
-    return seen.cpu().numpy().copy()
+    bits_of_row = bits[item if bits.shape[0] > 1 else 0, head if bits.shape[1] > 1 else 0, 0]
+    return bits_of_row.cpu().numpy().copy()
 
 
 # A model that reads a text
@@ -228,44 +228,44 @@ def of_model(model: TextModel, tokens: Tensor, head: tuple[int, int], row: int) 
         part = "encoder" if isinstance(model.module, EncoderDecoder) else ""
         return of_stack(model.stack, head, row, lambda observe: model.run(tokens, observe), part)
     layer, number = head
-    found: list[HeadInputs] = []
+    inputs: list[HeadInputs] = []
 
     def keep(at: int, call: ObservedCall) -> None:
         if at == layer:
-            found.append(of_call(call, number, row, layer))
+            inputs.append(of_call(call, number, row, layer))
 
     model.run(tokens, keep)
-    return found[0]
+    return inputs[0]
 
 
 def of_stack(
     stack: Stack, head: tuple[int, int], row: int, run: Callable[[LayerObserver], None], part: str = ""
 ) -> HeadInputs:
-    """The inputs of ``row`` in ``head`` (layer, head) of a stack of Saccade's, while ``run(observe)`` runs it.
+    """The inputs of ``row`` in ``head`` (layer, head) of a stack of Saccade, while ``run(observe)`` runs it.
 
-    It tells the calls of ``part`` alone; "cross" is cross-attention.
+    `run` passes only calls of ``part`` to the observer; "cross" is cross-attention.
     """
     layer, number = head
-    found: list[HeadInputs] = []
+    inputs: list[HeadInputs] = []
 
     def keep(at: int, call: ObservedCall) -> None:
         if at == layer:
-            found.append(replace(of_call(call, number, row, layer), part=part))
+            inputs.append(replace(of_call(call, number, row, layer), part=part))
 
-    with _captured(stack, layer, cross=part == "cross") as seen:
+    with _captured(stack, layer, cross=part == "cross") as tensors:
         run(keep)
-    return _with_surroundings(found[0], stack, seen, row)
+    return _with_surroundings(inputs[0], stack, tensors, row)
 
 
 @contextmanager
 def _captured(stack: Stack, layer: int, *, cross: bool) -> Iterator[dict[str, Tensor]]:
-    """What the first block, this attention and the stream before it read, and what this attention gave, by name."""
-    seen: dict[str, Tensor] = {}
+    """By name, the inputs of the first block, this block and this attention, and this attention's output."""
+    tensors: dict[str, Tensor] = {}
     thread = threading.get_ident()
 
     def keep(name: str, tensor: Tensor) -> None:
-        if threading.get_ident() == thread:  # another may run the model at the same time
-            seen[name] = tensor
+        if threading.get_ident() == thread:  # another thread may run the model at the same time
+            tensors[name] = tensor
 
     def reads(name: str) -> Any:
         return lambda module, given: keep(name, given[0])
@@ -277,7 +277,8 @@ def _captured(stack: Stack, layer: int, *, cross: bool) -> Iterator[dict[str, Te
 
     block: Any = stack.blocks[layer]
     attention = block.cross if cross else block.attention
-    # Before the norm of cross-attention the stream is what self-attention left; where the norm comes after, it is read.
+    # With a norm before cross-attention, the stream is the output of self-attention; with a norm after it, its own
+    # input.
     before = block if not cross else block.cross_norm if block.config.placement == "pre" else attention
     with (
         stack.blocks[0].register_forward_pre_hook(reads("embedded")),
@@ -285,7 +286,7 @@ def _captured(stack: Stack, layer: int, *, cross: bool) -> Iterator[dict[str, Te
         attention.register_forward_pre_hook(attends, with_kwargs=True),
         attention.register_forward_hook(lambda module, given, out: keep("written", out)),
     ):
-        yield seen
+        yield tensors
 
 
 def _with_surroundings(inputs: HeadInputs, stack: Stack, tensors: dict[str, Tensor], row: int) -> HeadInputs:
@@ -314,7 +315,7 @@ def _with_surroundings(inputs: HeadInputs, stack: Stack, tensors: dict[str, Tens
 
 
 def _of_head(attention: MultiHeadAttention, inputs: HeadInputs) -> tuple[LinearStep, LinearStep, LinearStep]:
-    """The rows of the projections that make this head's query, key and value."""
+    """The rows of the projections for this head's query, key and value."""
     shape, group = attention.shape, inputs.kv_head
     (wq, bq), (wk, bk), (wv, bv) = attention.matrices()
     places = (
@@ -337,7 +338,7 @@ def _norm(module: nn.Module) -> Norm | None:
     weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
     kept = [None if x is None else numbers(x) for x in (weight, bias)]
     if isinstance(module, RMSNorm):
-        # Without an eps of its own PyTorch takes the machine epsilon of the dtype.
+        # PyTorch's default eps is the machine epsilon of the dtype.
         eps = torch.finfo(module.weight.dtype).eps if module.eps is None else module.eps
         return Norm("rms", float(eps), kept[0], None)
     return Norm("layer", module.eps, *kept) if isinstance(module, nn.LayerNorm) else None

@@ -1,4 +1,4 @@
-"""Steps as JSON: what `--json` prints, what a page draws, and the header of the viewer's request `step`."""
+"""Steps as JSON: for `--json`, for pages, and for the header of the viewer's request `step`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from ._parts import Step
 from ._scores import SWITCHES, Scores
 
-PART = 32  # components of a vector that go along, of keys and values 8: the rest is folded
-MOST_KEYS = 2048  # of more keys only some have their numbers in every step
+PART = 32  # first components of a vector that are sent, 8 of keys and values; pages fold the rest
+MOST_KEYS = 2048  # with more keys, steps list only some of them
 FEW = 8
-_SHOWN = 16  # keys of each setting
+_SHOWN = 16  # keys with the largest weights, for each switch
 
 _PIECE = re.compile(
     r"(?P<root>√)|(?P<name>[A-Za-zΣε]+)(?:_(?P<index>\{[^}]*\}|[A-Za-z0-9]+))?|(?P<number>\d+(?:\.\d+)?(?:e-?\d+)?)|"
@@ -23,7 +23,7 @@ _PIECE = re.compile(
 
 
 def step_json(step: Step, shown: np.ndarray | None) -> dict[str, Any]:
-    """One step; its columns are of the keys ``shown``, None: of all."""
+    """One step; its columns have the keys ``shown``, None: all."""
     return {
         "id": step.id,
         "name": step.name,
@@ -52,7 +52,7 @@ def step_json(step: Step, shown: np.ndarray | None) -> dict[str, Any]:
 
 
 def scores_json(scores: Scores) -> dict[str, Any]:
-    """What a page computes weights from."""
+    """The inputs from which a page computes weights."""
     return {
         "products": listed(scores.products),
         "unplaced": listed(scores.unplaced),
@@ -66,27 +66,27 @@ def scores_json(scores: Scores) -> dict[str, Any]:
 
 
 def plain(value: float | None) -> float | None:
-    """With 7 significant digits; None for what is not finite."""
+    """The value with 7 significant digits; None for NaN and inf."""
     return None if value is None or not np.isfinite(value) else float(f"{value:.7g}")
 
 
 def listed(values: np.ndarray | None) -> list[float | None] | None:
-    """All of a vector."""
+    """All components of a vector."""
     return None if values is None else [plain(value) for value in values.tolist()]
 
 
 def part(values: np.ndarray | None, size: int = PART) -> list[float | None] | None:
-    """The first components."""
+    """The first components of a vector."""
     return None if values is None else listed(values[:size])
 
 
 def rows(values: np.ndarray | None, shown: np.ndarray | None) -> list[list[float | None] | None] | None:
-    """The first components of each row, or of those shown."""
+    """The first components of each row, or of the rows shown."""
     return None if values is None else [part(row, FEW) for row in (values if shown is None else values[shown])]
 
 
 def shown_keys(scores: Scores, own: int | None) -> np.ndarray | None:
-    """Of more keys than a page holds those that some setting gives the largest weights, in order; None: all."""
+    """With more keys than a page holds, those with the largest weights under any switch, in order; None: all."""
     count = len(scores.products)
     if count <= MOST_KEYS:
         return None
@@ -102,9 +102,9 @@ def shown_keys(scores: Scores, own: int | None) -> np.ndarray | None:
 
 
 def mathml(formula: str) -> list[Any]:
-    """A formula in plain text as a tree of MathML: ``x_j`` has an index, ``√(...)`` a root over what is inside.
+    """A formula in plain text as a tree of MathML: ``x_j`` has an index, ``√(...)`` a root over the bracket.
 
-    A name of several letters stays upright, as functions and words do.
+    A name of several letters is upright, as functions and words are.
     """
     children, _ = _row(formula, 0)
     return ["math", ["mrow", *children]]
@@ -157,6 +157,6 @@ def _leaf(match: re.Match[str]) -> list[Any]:
 
 
 def _spaced(name: str) -> str:
-    """Words of a sentence keep their distance, functions stand at their bracket."""
+    """Adds spaces between the words of a sentence, but none between a function and its bracket."""
     functions = ("exp", "max", "mean", "var", "norm", "tanh", "sigmoid")
     return name if name in functions else f"\u2009{name}\u2009"

@@ -1,4 +1,4 @@
-"""One head of a decoder that reads a source: its self-attention, or what it reads of the source.
+"""One head in the decoder of an encoder-decoder: self-attention or cross-attention.
 
 Shape legend: Ls / Lt tokens of source and target.
 """
@@ -38,7 +38,7 @@ def steps_of_target(
 ) -> Steps:
     """The steps of a word of the target in a head of the decoder; ``part`` is "decoder" or "cross".
 
-    ``target`` None is what the model writes; ``place`` None is the head that tells most.
+    ``target`` None: the model writes one. ``place`` None: the head with the largest weight.
     """
     model = opened.module
     assert isinstance(model, EncoderDecoder)
@@ -46,20 +46,20 @@ def steps_of_target(
     device = next(model.parameters()).device
     source = opened.whole(tokens.ids).to(device)
     with evaluating(model):
-        found = read_target(model, target, source)
-    chosen, notes = asking(found.words, word, nth, where="target")
+        reading = read_target(model, target, source)
+    chosen, notes = asking(reading.words, word, nth, where="target")
     row = chosen.last - 1
-    notes.insert(0, f"the target is '{found.text}', as {'the model wrote it' if found.written else 'given'}")
+    notes.insert(0, f"the target is '{reading.text}', as {'the model wrote it' if reading.written else 'given'}")
     decoder = part == "decoder"
-    keys, pieces = (found.words, found.pieces) if decoder else (words, opened.pieces(text, tokens.spans))
+    keys, pieces = (reading.words, reading.pieces) if decoder else (words, opened.pieces(text, tokens.spans))
     labels, names = token_labels(keys, pieces), token_names(keys, pieces)
     if place is None:
-        place, why = most_telling(_reading(model, source, found.ids, part), row, keys, names, chosen, part=part)
+        place, why = most_telling(_reading(model, source, reading.ids, part), row, keys, names, chosen, part=part)
         notes.append(why)
     made = step_of_target_token(
-        model, source, found, labels, (part, *place), row, names=names, without=without, notes=notes
+        model, source, reading, labels, (part, *place), row, names=names, without=without, notes=notes
     )
-    title = title_of(made, chosen.label, len(found.ids))
+    title = title_of(made, chosen.label, len(reading.ids))
     return replace(made, text=text, model=name, word=chosen, title=title)
 
 
@@ -112,7 +112,7 @@ def step_of_target_token(
 def _reading(
     model: EncoderDecoder, source: Tensor, target: Sequence[int], part: str
 ) -> Callable[[LayerObserver], None]:
-    """Reads ``source`` (1, Ls) and ``target`` and tells the decoder's calls of ``part``, layers from 0."""
+    """A function that runs ``source`` (1, Ls) and ``target`` and observes the decoder's calls of ``part``."""
     first, ids = len(model.encoder.blocks), torch.tensor([[*target]], device=source.device)
 
     def read(observe: LayerObserver) -> None:

@@ -1,4 +1,4 @@
-"""The parts of `Steps`: a vector, what there is for each key, one step, and the computation that steps show.
+"""The parts of `Steps`: a vector, a column of numbers by key, one step, and the computation of all numbers.
 
 Shape legend: L keys, D key width, Dv value width, E model width, Hq query heads.
 """
@@ -35,15 +35,15 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of a head: its formula with shapes, what it does, what happens without it, and the numbers.
+    """One step of a head: its formula with shapes, sentences about it, and its numbers.
 
     Attributes:
         id: "token", "norm", "project", "position", "dot", "scale", "mask", "softmax", "sum", "concat", "output", ...
         formula: in plain text; ``x_j`` is x with the index j.
         shapes: of the names in the formula.
-        says: one or two sentences on what it does.
-        without: what would happen without it, with this head's numbers where they are known.
-        switch: the name in ``without=`` that leaves it out; "" where nothing does.
+        says: one or two sentences about what the step does.
+        without: what would happen without the step, with this head's numbers if they are known.
+        switch: the name in ``without=`` that leaves the step out; "" if none does.
         vectors, columns: the numbers; keys are ordered by the last column.
         facts: single numbers by name.
 
@@ -70,42 +70,43 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class HeadNumbers:
-    """Every number of one row of one head, computed anew in float64 from what the block read and its parameters.
+    """Every number of one row of one head, recomputed in float64 from the block's input and parameters.
 
-    What is not known of a model (its projections, say) is None, and what follows is computed from the observed call.
+    Numbers of unknown modules (such as the projections) are None; the numbers after them come from the observed call.
     """
 
     inputs: HeadInputs
 
     @cached_property
     def stream(self) -> np.ndarray | None:
-        """(E,) the row of the residual stream that the block reads."""
+        """(E,) the block's input."""
         around = self.inputs.around
         return None if around is None else numbers(around.stream[self.inputs.row])
 
     @cached_property
     def normed(self) -> np.ndarray | None:
-        """(E,) the row that the projections read."""
+        """(E,) the input of the projections."""
         around, row = self.inputs.around, self.inputs.row
         return None if around is None else _read(around, slice(row, row + 1))[0]
 
     @cached_property
     def projected(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """q (D,), k (L, D) and v (L, Dv) as they are projected."""
+        """q (D,), k (L, D) and v (L, Dv) after the projections."""
         around = self.inputs.around
         if around is None or self.normed is None:
             return None
-        # Block by block: of a long text the vectors of all tokens in float64 would be gigabytes.
+        # In blocks of rows: the vectors of all tokens of a long text in float64 would be gigabytes.
         keys, values = [], []
         for start in range(0, len(self.inputs.key), _BLOCK):
-            block = _read_by_keys(around, slice(start, start + _BLOCK))
+            rows = slice(start, start + _BLOCK)
+            block = _read(around, rows) if around.context is None else numbers(around.context[rows])
             keys.append(around.key(block))
             values.append(around.value(block))
         return around.query(self.normed), np.concatenate(keys), np.concatenate(values)
 
     @cached_property
     def head_normed(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """q and k after the norm of each head, where there is one."""
+        """q and k after the norm of each head, if there is one."""
         around = self.inputs.around
         if around is None or self.projected is None:
             return None
@@ -117,7 +118,7 @@ class HeadNumbers:
 
     @cached_property
     def placed(self) -> tuple[np.ndarray, np.ndarray]:
-        """q (D,) and k (L, D) that are compared: turned to their positions where the model turns them."""
+        """q (D,) and k (L, D) of the product: rotated to their positions if the model has rotary positions."""
         around = self.inputs.around
         if around is None or self.head_normed is None:
             return self.inputs.query, self.inputs.key
@@ -128,12 +129,12 @@ class HeadNumbers:
 
     @cached_property
     def value(self) -> np.ndarray | None:
-        """(L, Dv)."""
+        """(L, Dv) the values."""
         return self.inputs.value if self.projected is None else self.projected[2]
 
     @property
     def unplaced(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """q and k before positions turn them; None where nothing turns them."""
+        """q and k before rotation; None without rotary positions."""
         around = self.inputs.around
         return None if around is None or around.rotation is None else self.head_normed
 
@@ -162,7 +163,7 @@ class HeadNumbers:
 
     @cached_property
     def joined(self) -> np.ndarray | None:
-        """(Hq Dv,): this head's output beside those of the others, which are the model's own."""
+        """(Hq Dv,): this head's output, concatenated with the other heads' outputs in the model."""
         out = self.mixed(self.softmax.weights)
         if out is None or self.inputs.outputs is None:
             return None
@@ -172,7 +173,7 @@ class HeadNumbers:
 
     @cached_property
     def gated(self) -> np.ndarray | None:
-        """(Hq Dv,): the same, each number times sigmoid(x W_g) where the model has such a gate."""
+        """(Hq Dv,): the same, each number times sigmoid(x W_g) if the model has such a gate."""
         around, joined = self.inputs.around, self.joined
         if around is None or around.gate is None or joined is None or self.normed is None:
             return joined
@@ -180,7 +181,7 @@ class HeadNumbers:
 
     @cached_property
     def written(self) -> np.ndarray | None:
-        """(E,) what attention adds to the residual stream."""
+        """(E,) the output of attention, which is added to the residual stream."""
         around = self.inputs.around
         return None if around is None or self.gated is None else around.output(self.gated)
 
@@ -196,7 +197,7 @@ class HeadNumbers:
         return total
 
     def differences(self) -> dict[str, float]:
-        """The largest difference between a number of these and the model's own, by name, relative to the largest."""
+        """The largest difference between these numbers and the model's, by name, relative to the largest number."""
         inputs, around = self.inputs, self.inputs.around
         query, key = self.placed
         pairs = {"weights": (self.softmax.weights, inputs.weights)}
@@ -213,12 +214,7 @@ class HeadNumbers:
 
 
 def _read(around: Surroundings, rows: slice) -> np.ndarray:
-    """What the projection of queries reads of these rows: normed where the norm comes first."""
+    """The input of the query projection in these rows: normed if the norm comes first."""
     if around.placement == "post":
         return numbers(around.stream[rows])
     return numbers(around.read[rows]) if around.norm is None else around.norm(numbers(around.stream[rows]))
-
-
-def _read_by_keys(around: Surroundings, rows: slice) -> np.ndarray:
-    """What the projections of keys and values read: the same, or another text's vectors as they are."""
-    return _read(around, rows) if around.context is None else numbers(around.context[rows])

@@ -1,4 +1,4 @@
-"""What `saccade.step` gives.
+"""The result of `saccade.step`.
 
 Shape legend: L keys, Dv value width.
 """
@@ -20,7 +20,7 @@ from ._scores import SWITCHES, Scores
 from ._writer import weight_text
 
 VERSION = 1
-LEAST_TOLD = 0.05  # weight of a key that the summary names beside the largest
+LEAST_TOLD = 0.05  # least weight of further keys that the summary names
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,17 +28,17 @@ class Steps:
     """The attention of one query row in one head, with every number. Iterating gives each `Step`.
 
     Attributes:
-        text, model, title: the text, the model that reads it, and what is shown.
-        target: the target of an encoder-decoder, where the head is in its decoder.
+        text, model, title: the text, the model's name, and the title.
+        target: the target of an encoder-decoder, for a head in its decoder.
         layer, head, row: the head, and the token of the query (from 0, special tokens counted).
         part: "encoder", "decoder" or "cross" of an encoder-decoder. place: the head as `--head` takes it.
         layers, heads: of the model and of the layer.
-        labels: each key as it can be shown.
+        labels: each key as it is displayed.
         names: the name of each key in sentences: 'owl', and 'o' in 'owl' for a token of a word of several tokens.
         steps: in order.
-        without: what `weights_without` leaves out: of "scale", "mask", "position", "shift".
-        notes: what was chosen, or had to be left out.
-        digits: decimals that show the numbers.
+        without: the parts that `weights_without` leaves out: of "scale", "mask", "position", "shift".
+        notes: remarks on choices, and on steps that are missing.
+        digits: decimals of displayed numbers.
         query: the name of the row's token in sentences: 'it'.
 
     Example:
@@ -72,7 +72,7 @@ class Steps:
         return len(self.steps)
 
     def __getitem__(self, id: str) -> Step:
-        """The step of that id; KeyError names those there are."""
+        """The step with that id; KeyError names the existing ones."""
         for step in self.steps:
             if step.id == id:
                 return step
@@ -113,30 +113,30 @@ class Steps:
 
     @property
     def output(self) -> np.ndarray | None:
-        """(Dv,) what the head gives."""
+        """(Dv,) the output of the head."""
         return self.numbers.mixed(self.weights)
 
     @cached_property
     def weights_without(self) -> np.ndarray:
-        """(L,) the weights once `without` is left out; the weights themselves where that is nothing."""
+        """(L,) the weights without `without`."""
         return self.scores.softmax(self.without).weights
 
     @property
     def output_without(self) -> np.ndarray | None:
-        """(Dv,) what the head would give then."""
+        """(Dv,) the head's output with these weights."""
         return self.numbers.mixed(self.weights_without)
 
     @property
     def differences(self) -> dict[str, float]:
-        """The largest difference from the model's own numbers by name: "query", "key", "weights", "head", "output".
+        """The largest difference from the model's numbers by name: "query", "key", "weights", "head", "output".
 
-        Relative to the largest number there, or to 1 where that is smaller.
+        Relative to the largest of these numbers, or to 1 if that is smaller.
         """
         return self.numbers.differences()
 
     @property
     def summary(self) -> str:
-        """What comes out, in one sentence: the keys that get most of the weight, or why there is none."""
+        """The result in one sentence: the keys with the largest weights, or the reason that there are none."""
         if not np.isfinite(self.weights).all():
             return f"In this head the weights of {self.query} are NaN: {self._why_nan}."
         order = [int(j) for j in np.argsort(-self.weights, kind="stable")[:3]]
@@ -159,7 +159,7 @@ class Steps:
 
     @property
     def hidden_in(self) -> int | None:
-        """The number, from 1, of the step that hides keys of this row; None where none is hidden."""
+        """The number, from 1, of the step that hides keys of this row; None if no key is hidden."""
         visible = self.scores.visible
         if visible is None or visible.all():
             return None
@@ -167,11 +167,11 @@ class Steps:
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """What can be left out of this head."""
+        """The parts of this head that can be left out."""
         return tuple(name for name in SWITCHES if not self.scores.why_not(name))
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as JSON has it; numbers have 7 significant digits, and what is not finite is null.
+        """All fields as JSON values; numbers have 7 significant digits, NaN and inf are null.
 
         ::
 
@@ -193,9 +193,9 @@ class Steps:
              shown: null, or of more than 2,048 keys those that columns, keys and values are of: [key, ...],
              differences: {name: number}}
 
-        Which keys are hidden ``visible`` says; of the others null is NaN.
-        A page computes weights anew from ``scores`` alone: s = products (or unplaced) * scale, softcap, bias, mask.
-        ``mathml`` is a tree: [tag, child, ...], a child being a text or another tree; tags are MathML's own.
+        ``visible`` says which keys are hidden; null for a visible key is NaN.
+        A page computes weights from ``scores`` alone: s = products (or unplaced) * scale, softcap, bias, mask.
+        ``mathml`` is a tree: [tag, child, ...]; a child is a text or a tree, and tags are those of MathML.
         """
         inputs, scores, word = self.numbers.inputs, self.scores, self.word
         shown, before = shown_keys(scores, inputs.own), self.numbers.unplaced
@@ -224,7 +224,7 @@ class Steps:
             "hidden_in": self.hidden_in,
             "digits": self.digits,
             "shown": None if shown is None else shown.tolist(),
-            "steps": [step_json(one, shown) for one in self],
+            "steps": [step_json(step, shown) for step in self],
             "scores": scores_json(scores),
             "weights": listed(self.weights),
             "weights_without": listed(self.weights_without),
@@ -237,7 +237,7 @@ class Steps:
         }
 
     def html(self) -> str:
-        """One self-contained page that shows the steps, offline."""
+        """A self-contained page that shows the steps, offline."""
         return picture("render_steps", self)
 
     def __str__(self) -> str:

@@ -17,9 +17,9 @@ SWITCHES = ("scale", "mask", "position", "shift")
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxStep:
-    """The softmax of one row, every number of it; (L,) each."""
+    """The softmax of one row with all intermediate numbers, each (L,)."""
 
-    maximum: float  # what was subtracted: 0 without the shift
+    maximum: float  # the number subtracted from the logits: 0 without the shift
     exponentials: np.ndarray
     total: float
     weights: np.ndarray
@@ -27,20 +27,20 @@ class SoftmaxStep:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What weights are made of: the dot products, and everything that is done to them."""
+    """The dot products of a row, and everything applied to them before the softmax."""
 
     products: np.ndarray  # (L,) q . k_j
-    unplaced: np.ndarray | None  # (L,) of query and key before positions turned them; None where they are not turned
+    unplaced: np.ndarray | None  # (L,) from query and key before rotation; None without rotary positions
     scale: float
     softcap: float | None
     bias: np.ndarray | None
     bias_of_positions: bool
     visible: np.ndarray | None
     sink: float | None
-    dtype: torch.dtype  # in which the model computes
+    dtype: torch.dtype  # of the model's computation
 
     def why_not(self, switch: str) -> str:
-        """Why ``switch`` cannot be left out; "" where it can."""
+        """The reason why ``switch`` cannot be left out; "" if it can."""
         if switch == "scale" and self.scale == 1.0:
             return "this head does not scale its dot products"
         if switch == "mask" and self.visible is None:
@@ -53,7 +53,7 @@ class Scores:
         return ""
 
     def logits(self, without: Collection[str] = ()) -> np.ndarray:
-        """(L,), -inf where hidden."""
+        """(L,) the logits, -inf for hidden keys."""
         turned = self.unplaced is None or "position" not in without
         out = self.products if turned or self.unplaced is None else self.unplaced
         out = out if "scale" in without else out * self.scale
@@ -64,7 +64,7 @@ class Scores:
         return out if self.visible is None or "mask" in without else np.where(self.visible, out, -np.inf)
 
     def softmax(self, without: Collection[str] = ()) -> SoftmaxStep:
-        """In float64; without the shift in the model's own dtype, where it may overflow."""
+        """The softmax in float64; without the shift in the model's dtype, where it may overflow."""
         logits = self.logits(without)
         if "shift" in without:
             return unshifted(logits, self.sink, self.dtype)
@@ -92,12 +92,12 @@ def largest_exponent(dtype: torch.dtype) -> float:
 
 
 def checked_switches(without: Iterable[str], scores: Scores) -> tuple[str, ...]:
-    """In the order of ``SWITCHES``. ValueError for what is unknown or cannot be left out here."""
-    asked = [without] if isinstance(without, str) else list(without)
-    for name in asked:
+    """The switches in the order of ``SWITCHES``. ValueError for an unknown one, or one without effect in this head."""
+    names = [without] if isinstance(without, str) else list(without)
+    for name in names:
         if name not in SWITCHES:
             raise ValueError(f"without: expected {', '.join(SWITCHES)}, got {name!r}")
         reason = scores.why_not(name)
         if reason:
             raise ValueError(f"without: {name} cannot be left out: {reason}")
-    return tuple(name for name in SWITCHES if name in asked)
+    return tuple(name for name in SWITCHES if name in names)

@@ -1,4 +1,4 @@
-"""One head and one word, step by step: from the embedding to what attention writes into the residual stream.
+"""One head and one word, step by step: from the embedding to the residual stream after attention.
 
 Shape legend: L keys, Dv value width.
 """
@@ -37,7 +37,7 @@ def steps_of(
     target: str | None = None,
     name: str | None = None,
 ) -> Steps:
-    """The same as `saccade.step`, for an open model. ``name`` is the model's name in the result.
+    """As `saccade.step`, for an open model. ``name`` is the model's name in the result.
 
     Example:
         >>> from saccade.inspection import open_model, steps_of
@@ -60,8 +60,8 @@ def steps_of(
     if place is None:
         place, why = most_telling(lambda observe: opened.run(ids, observe), row, words, names, chosen, part=part)
         notes.append(why)
-    found = step_of_tokens(opened, ids, labels, place, row, names=names, without=without, notes=notes)
-    return replace(found, text=text, model=called, word=chosen, title=title_of(found, chosen.label, len(labels)))
+    steps = step_of_tokens(opened, ids, labels, place, row, names=names, without=without, notes=notes)
+    return replace(steps, text=text, model=called, word=chosen, title=title_of(steps, chosen.label, len(labels)))
 
 
 def step_of_tokens(
@@ -78,11 +78,11 @@ def step_of_tokens(
     """The steps of token ``row`` as ``model`` reads ``ids`` (1, L).
 
     Args:
-        labels: how the tokens are shown.
+        labels: the displayed text of each token.
         head: (layer, head).
-        names: how sentences call the tokens; by default the labels in quotes.
+        names: the name of each token in sentences; by default the labels in quotes.
         without: as in `saccade.step`.
-        notes: lines that the result shows.
+        notes: lines that the result displays.
 
     Example:
         >>> from saccade.inspection import open_model, step_of_tokens
@@ -101,8 +101,8 @@ def step_of_tokens(
             "the modules of this model are not Saccade's, so only its attention call is seen: norm, projections and "
             "positions come before it, the output projection after it"
         )
-    found = written_steps(inputs, labels, known, without, notes, names=names)
-    return replace(found, model=model.name, layers=model.layers)
+    steps = written_steps(inputs, labels, known, without, notes, names=names)
+    return replace(steps, model=model.name, layers=model.layers)
 
 
 def step_of_call(
@@ -116,10 +116,10 @@ def step_of_call(
     query: str | None = None,
     without: Iterable[str] = (),
 ) -> Steps:
-    """The steps that one observed call shows: from query and key to the output.
+    """The steps that can be computed from one observed call: from query and key to the output.
 
     Args:
-        call: what `saccade.watch` keeps, or a `TextModel` gives to an observer.
+        call: kept by `saccade.watch`, or passed to an observer of a `TextModel`.
         item: the batch item.
         labels: of the keys.
         query: the label of the row; None: the label of its key, as in self-attention.
@@ -140,7 +140,7 @@ def step_of_call(
 
 
 def example(without: Iterable[str] = ()) -> Steps:
-    """The steps of the two keys on the page "Attention by hand". Every number can be checked on paper.
+    """The steps of the example on the page "Attention by hand". Every number can be checked on paper.
 
     Example:
         >>> from saccade.inspection import example
@@ -152,9 +152,9 @@ def example(without: Iterable[str] = ()) -> Steps:
     key = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.float64)
     value = torch.tensor([[[[10.0, 20.0], [30.0, 40.0]]]], dtype=torch.float64)
     call = AttentionCall(query, key, value).observed(attention(query, key, value), "saccade.attention")
-    found = written_steps(of_call(call, 0, 0), ("A", "B"), None, without, (), query="'A'", digits=6)
+    steps = written_steps(of_call(call, 0, 0), ("A", "B"), None, without, (), query="'A'", digits=6)
     return replace(
-        found,
+        steps,
         title="Attention by hand: the query A = [1, 0] and two keys",
         model="every number can be checked on paper",
     )

@@ -1,6 +1,6 @@
 """The steps from dot products to weights.
 
-Written for readers who know matrices and have not seen attention.
+Written for readers who know matrices but not attention.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Weighing(Writer):
 
     @property
     def _broken(self) -> bool:
-        """Whether the weights are NaN: then nothing can be said of what would change them."""
+        """Whether the weights are NaN: sentences then say nothing about changes."""
         return not np.isfinite(self.numbers.softmax.weights).all()
 
     def _changed(self, switch: str) -> str:
@@ -88,14 +88,14 @@ class Weighing(Writer):
         scores = self.numbers.scores
         if scores.bias is not None or scores.sink is not None:
             return "Without this comparison the weights would be the same whatever the query asks."
-        seen = len(self.names) if scores.visible is None else int(scores.visible.sum())
-        which = "key" if seen == len(self.names) else "visible key"
-        return f"Without this comparison every {which} would get the same weight, 1/{seen} = {1 / max(seen, 1):.3g}."
+        count = len(self.names) if scores.visible is None else int(scores.visible.sum())
+        which = "key" if count == len(self.names) else "visible key"
+        return f"Without this comparison every {which} would get the same weight, 1/{count} = {1 / max(count, 1):.3g}."
 
     def _one_product(self) -> tuple[Vector, ...]:
-        """The key that gets the most, component by component: the numbers of the last vector add up to its score.
+        """The key with the largest weight, component by component: the last vector's components add up to its score.
 
-        Where weights are NaN, the first key whose score is not finite.
+        For NaN weights, the first key whose score is not finite.
         """
         query, key = self.numbers.placed
         j = int((~np.isfinite(self.numbers.scores.products) if self._broken else self.numbers.softmax.weights).argmax())
@@ -205,10 +205,10 @@ class Weighing(Writer):
         )
 
     def _without_shift(self, logits: np.ndarray) -> str:
-        seen = logits[np.isfinite(logits)]
-        if self._broken or not seen.size:
+        finite = logits[np.isfinite(logits)]
+        if self._broken or not finite.size:
             return ""
-        largest = float(seen.max())
+        largest = float(finite.max())
         formats = list(dict.fromkeys((str(self.inputs.dtype).removeprefix("torch."), *_FORMATS)))
         broken = []
         for name in formats:
@@ -216,9 +216,9 @@ class Weighing(Writer):
             if not np.isfinite(weights).all():
                 broken.append(name)
         with np.errstate(over="ignore"):
-            parts = [f"exp({x:.6g}) = {np.exp(x):.7g}" for x in seen] if seen.size < 3 else []
+            parts = [f"exp({x:.6g}) = {np.exp(x):.7g}" for x in finite] if finite.size < 3 else []
             largest_of = f"exp({largest:.4g}) = {np.exp(largest):.4g}"
-            total = f"{np.exp(seen).sum():.7g}"
+            total = f"{np.exp(finite).sum():.7g}"
         text = f"Without the shift the largest term is {largest_of}"
         if parts:
             text = f"Without the shift {' and '.join(parts)}, with the sum {total}: the same weights"

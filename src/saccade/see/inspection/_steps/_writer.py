@@ -1,4 +1,4 @@
-"""What every writer of steps needs: the numbers, the labels, and how both are written."""
+"""The base of all writers of steps: numbers, labels, and their formatting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._parts import HeadNumbers
 
 
 class Writer:
-    """Writes steps of ``numbers``, with keys called ``names``. Abstract: a subclass writes one stretch of them."""
+    """Writes steps of ``numbers``, with keys called ``names``. Abstract: a subclass writes some of the steps."""
 
     def __init__(self, numbers: HeadNumbers, names: Sequence[str], digits: int, query: str | None = None):
         self.numbers, self.inputs, self.names, self.digits = numbers, numbers.inputs, names, digits
@@ -19,7 +19,7 @@ class Writer:
         self.name = query or ("the query" if own is None else names[own])
 
     def _changed(self, switch: str) -> str:
-        """What the largest weight becomes where ``switch`` is left out."""
+        """A sentence on how the largest weight changes without ``switch``."""
         names = {
             "scale": "the scale",
             "mask": "it",
@@ -57,5 +57,5 @@ def length(values: np.ndarray) -> float:
 
 
 def weight_text(value: float) -> str:
-    """With two decimals and no leading zero."""
+    """The weight with two decimals and no leading zero."""
     return short_number(value) if value >= 0.005 else "less than .01"

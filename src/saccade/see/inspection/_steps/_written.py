@@ -1,4 +1,4 @@
-"""All steps of one row of one head, written down."""
+"""All steps of one row of one head, as sentences and numbers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def written_steps(
     query: str | None = None,
     digits: int = 3,
 ) -> Steps:
-    """The steps of ``inputs``, whose keys are shown as ``labels``.
+    """The steps of ``inputs``, whose keys are displayed as ``labels``.
 
-    Sentences call them ``names``, by default the labels in quotes, and the row ``query``, by default its key's name.
-    ``token`` is the row's token and its row of the embedding, where they are known.
+    In sentences the keys are called ``names``, by default the labels in quotes, and the row ``query``, by default the
+    name of its key. ``token`` is the row's token id and its row of the embedding, if they are known.
     """
     numbers, labels = HeadNumbers(inputs), tuple(labels)
     names = tuple(names) or tuple(f"'{label}'" for label in labels)
@@ -44,6 +44,6 @@ def written_steps(
 
 
 def title_of(steps: Steps, label: str, tokens: int) -> str:
-    """The head and the word that asks, one of so many tokens."""
+    """A title with the head and the query word."""
     of = " of the target" if steps.part in ("decoder", "cross") else ""
     return f"Head {steps.place}, '{label}' asks: token {steps.row} of {tokens:,}{of}, counted from 0"

@@ -1,4 +1,4 @@
-"""Seeing the attention calls of a model that runs: told by `_tap`, made to PyTorch, made by hand, made by transformers.
+"""Observing attention calls of a running model: calls of Saccade, of PyTorch, of transformers, and by hand.
 
 Begin with `_calls_mode.py`. Imports nothing else of `monitoring`.
 """

@@ -1,11 +1,11 @@
-"""Attention written out by hand, put together from what is called: a product, a softmax, a product.
+"""Attention written by hand, recognised by its calls: a product, a softmax, a product.
 
     x = q k^T        logits = f(x), elementwise or reshaped        w = softmax(logits)        out = g(w) v
 
-Tensors are followed by identity. Of f, what scales, adds and masks with -inf is kept as scale, bias and mask; whatever
-else happens to the scores (a soft cap, a fill with -1e9, relative positions) is the bias `logits - scale q k^T`, which
-is exact to rounding. A softmax over the last axis of which nobody knows the scores is counted as unobserved, and so is
-one over another axis of scores.
+Tensors are followed by identity. Of f, scales, additions and masks with -inf are kept as scale, bias and mask; any
+other change of the scores (a soft cap, a fill with -1e9, relative positions) is the bias `logits - scale q k^T`, which
+is exact to rounding. A softmax over the last axis of unknown scores is counted as unobserved, and so is one over
+another axis of known scores.
 
 Shape legend: ... leading axes, B batch, H heads, Lq / Lk lengths, D / Dv widths.
 """
@@ -38,45 +38,45 @@ from ._scores import ObservedScores, changed_by
 
 _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
 _DROPOUT = {torch.dropout, F.dropout}
-UNKNOWN = "a softmax over the last axis, of scores that are no product of queries and keys as far as could be followed"
-UNUSED = "its softmax was seen, and no product of the weights with values"
+UNKNOWN = "a softmax over the last axis of scores that are not known to be a product of queries and keys"
+UNUSED = "its softmax was observed, but no product of the weights with values"
 AGAIN = "its weights are multiplied a second time, and edits of values or outputs do not reach that product"
 TURNED = "a softmax of scores over another axis than the last, or of scores that are not (..., queries, keys)"
 
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxWeights:
-    """What a softmax gave, and of which scores."""
+    """The weights of a softmax, and the scores they were computed from."""
 
     scores: ObservedScores
     lead: tuple[int, ...]
     number: int  # of the softmax
     dropout: float = 0.0
-    edits: _tap.CallEdits | None = None  # of the call that they are part of
-    spent: bool = False  # they have met values
+    edits: _tap.CallEdits | None = None  # of the call
+    spent: bool = False  # whether they were multiplied with values
 
 
 class ByHandFollower:
-    """Follows scores and weights through the functions that a mode sees.
+    """Follows scores and weights through the functions of a mode.
 
     Args:
-        origins: knows of which sequences queries and keys were made.
+        origins: knows the sequences that queries and keys were computed from.
     """
 
     def __init__(self, origins: TensorOrigins) -> None:
         self._origins = origins
         self._known = TensorLabels[ObservedScores | SoftmaxWeights]()
-        self._made_of = TensorLabels[ObservedProduct]()  # the product that a tensor before a softmax is made of
+        self._made_of = TensorLabels[ObservedProduct]()  # the product from which a tensor before a softmax was computed
         self._numbers = itertools.count()
-        self._open: dict[int, Callable[[], None]] = {}  # softmaxes whose weights have met no values yet
-        self._completed: tuple[SoftmaxWeights, ObservedProduct] | None = None  # of the call that was found last
+        self._open: dict[int, Callable[[], None]] = {}  # softmaxes whose weights were not yet multiplied with values
+        self._completed: tuple[SoftmaxWeights, ObservedProduct] | None = None  # of the latest call
         self._heads: int | None = None
         self._within_one: Callable[[], bool | None] | None = None
         self._source = "attention by hand"
 
     @contextmanager
-    def told(self, source: str, heads: int, within_one: Callable[[], bool | None]) -> Iterator[None]:
-        """Within it the heads are known, and who knows whether queries and keys are of one sequence."""
+    def within_call(self, source: str, heads: int, within_one: Callable[[], bool | None]) -> Iterator[None]:
+        """Within the block the number of heads is known, and whether queries and keys are from one sequence."""
         before = self._source, self._heads, self._within_one
         self._source, self._heads, self._within_one = source, heads, within_one
         try:
@@ -85,13 +85,13 @@ class ByHandFollower:
             self._source, self._heads, self._within_one = before
 
     def concerns(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether a function may be part of attention: most are not, and must cost nothing."""
+        """Whether a function may be part of attention: most are not, and this must be fast for them."""
         if func in _SOFTMAX or func in PRODUCTS:
             return True
         return bool(self._known) and (any(arg in self._known for arg in args) or writes(func))
 
     def sees(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> ObservedCall | None:
-        """Follow what a function has made of scores and weights; the attention call that it completes."""
+        """Follow scores and weights through a function; returns the attention call that it completes."""
         self._completed = None
         if func in _SOFTMAX:
             self._softmax(args, kwargs, result)
@@ -101,24 +101,24 @@ class ByHandFollower:
         product = product_of(func, args, kwargs)
         if product is not None:
             return self._product(product, FunctionRun(func, args, kwargs), result)
-        found = next(((at, known) for at, arg in enumerate(args) if (known := self._known.get(arg)) is not None), None)
-        if found is not None and isinstance(result, Tensor):
-            self._follow(found[1], found[0], func, args, kwargs, result)
+        match = next(((at, known) for at, arg in enumerate(args) if (known := self._known.get(arg)) is not None), None)
+        if match is not None and isinstance(result, Tensor):
+            self._follow(match[1], match[0], func, args, kwargs, result)
         return None
 
     def made(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        """Follow, however it is reshaped, what a product has become part of, up to a softmax. For edits alone."""
+        """For edits: follow, through reshapes, the tensors computed from a product, up to a softmax."""
         if func in _SOFTMAX or not isinstance(result, Tensor) or result in self._made_of:
             return
-        found = (self._made_of.get(tensor) for tensor in tensors_in(args))
-        product = next((one for one in found if one is not None), None)
+        products = (self._made_of.get(tensor) for tensor in tensors_in(args))
+        product = next((product for product in products if product is not None), None)
         if product is not None:
             self._made_of.put(result, product)
 
     def edited(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, call: ObservedCall | None
     ) -> tuple[Any, ObservedCall | None]:
-        """After `sees`: what a softmax, or the product that completes a call, gives with the edits of this thread."""
+        """After `sees`: the result of a softmax, or of the product that completes a call, with this thread's edits."""
         run = FunctionRun(func, args, kwargs)
         if call is not None and self._completed is not None:
             weights, product = self._completed
@@ -137,7 +137,7 @@ class ByHandFollower:
         if edits is not None:
             layout = self._layout(known, [own.left, own.right])
             if layout is None:
-                raise ValueError("intervene: an attention by hand cannot be changed: its heads cannot be told apart")
+                raise ValueError("intervene: attention by hand cannot be changed: its number of heads is unknown")
             with _tap.aside():
                 changed = edited_weights(edits, own, replay, layout, run, result)
             self._known.pop(result)
@@ -145,7 +145,7 @@ class ByHandFollower:
         return changed, None
 
     def _release(self, replay: ScoresReplay | None) -> None:
-        """Scores that have met their softmax: their replay holds them, and they would never end."""
+        """Forget scores after their softmax: their replay holds them, and they would never be freed."""
         for _, scores in () if replay is None else replay.since:
             self._known.pop(scores)
 
@@ -154,7 +154,7 @@ class ByHandFollower:
         return AxisLayout.of(alike(factors), heads)
 
     def ended(self) -> None:
-        """The forward has ended: weights that met no values were not attention, or one that is not known."""
+        """The forward has ended: weights that were not multiplied with values are counted as unobserved."""
         for unused in self._open.values():
             unused()
         self._open.clear()
@@ -162,7 +162,7 @@ class ByHandFollower:
         self._made_of.clear()
 
     def _forget(self, number: int) -> None:
-        """The weights of one softmax: they are one attention call, whatever else they are multiplied by."""
+        """Forget the weights of one softmax: they are one attention call, whatever else they are multiplied by."""
         for tensor, what in self._known.items():
             if isinstance(what, SoftmaxWeights) and what.number == number:
                 self._known.pop(tensor)
@@ -170,9 +170,9 @@ class ByHandFollower:
                     self._known.put(tensor, replace(what, spent=True))
 
     def _written(self, tensor: Any, result: Any) -> None:
-        """Something was written into a tensor: scores that share its memory, as views do, are no longer what they were.
+        """A tensor was changed in place: scores that share its memory, as views do, are no longer known.
 
-        What it gives back, if that is the tensor, is followed by name.
+        The returned tensor, if it is the same, is followed by name.
         """
         if not isinstance(tensor, Tensor):
             return
@@ -247,14 +247,14 @@ class ByHandFollower:
     def _call(self, weights: SoftmaxWeights, product: ObservedProduct, result: Tensor) -> ObservedCall | str:
         scores = weights.scores
         if torch._C._are_functorch_transforms_active():
-            return "a torch.func transform is at work"
+            return "inside a torch.func transform"
         own = scores.product
         factors = alike([own.left, own.right, product.right.transpose(-2, -1)])
         layout = self._layout(weights, factors)
         if layout is None:
-            return "its factors have leading axes that do not fit together"
+            return "the leading axes of its factors do not match"
         query, key, value = layout.queries(factors[0]), layout.keys(factors[1]), layout.keys(factors[2])
-        # some models multiply queries and keys in float32, and values as they are
+        # some models multiply queries and keys in float32, and values in their own dtype
         wide = torch.promote_types(query.dtype, value.dtype)
         query, key, value = query.to(wide), key.to(wide), value.to(wide)
         masks = [layout.scores(mask) for mask in scores.masks]
@@ -287,14 +287,14 @@ class ByHandFollower:
 
 def _used(factor: Tensor, view: View, layout: AxisLayout, turned: bool = False) -> GraphTensor:
     def seen_as(gradient: Tensor) -> Tensor:
-        seen = view(gradient)
-        return layout.own(seen.transpose(-2, -1) if turned else seen)
+        viewed = view(gradient)
+        return layout.own(viewed.transpose(-2, -1) if turned else viewed)
 
     return GraphTensor(factor, seen_as)
 
 
 def _by_difference(scores: ObservedScores, logits: Tensor) -> ObservedScores:
-    """The same scores with all that happened to them as one bias."""
+    """The same scores with all their changes as one bias."""
     own = scores.product
     with torch.no_grad(), torch._C.DisableTorchFunction(), without_autocast(logits.device):
         wide = torch.promote_types(logits.dtype, torch.float32)
@@ -312,7 +312,7 @@ def _dropped(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> flo
 
 
 def _hint(weights: SoftmaxWeights) -> int | None:
-    """The heads, where scores or weights were ever laid out with batch and heads apart."""
+    """The number of heads, if scores or weights ever had separate axes for batch and heads."""
     for lead in (weights.scores.lead, weights.lead):
         if len(lead) == 2:
             return lead[1]

@@ -1,7 +1,7 @@
-"""Attention written by hand, changed: what its softmax and its last product give is put together anew.
+"""Edits of attention written by hand: the results of its softmax and its last product are recomputed.
 
-The logits of other queries and keys are those that the model's own functions make of them: from the product to the
-softmax each function is called again.
+Logits of other queries and keys are computed by the model's own functions: each function from the product to the
+softmax is called again.
 
 Shape legend: ... leading axes, B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
 """
@@ -30,8 +30,8 @@ class FunctionRun(NamedTuple):
     kwargs: Mapping[str, Any]
 
     def again(self, old: Tensor, new: Tensor) -> Any:
-        """The same with one tensor in another's place."""
-        args, kwargs = tree_map(lambda one: new if one is old else one, (self.args, dict(self.kwargs)))
+        """The call repeated with one tensor replaced by another."""
+        args, kwargs = tree_map(lambda leaf: new if leaf is old else leaf, (self.args, dict(self.kwargs)))
         return self.func(*args, **kwargs)
 
 
@@ -39,17 +39,17 @@ _MOST_FUNCTIONS = 32  # from the product to the softmax
 
 
 class ScoresReplay(NamedTuple):
-    """What made scores, to be called again: their product, and each function since, with the tensor it got them in."""
+    """The functions that computed scores, to be called again: their product, and each later function with its input."""
 
     product: FunctionRun
     since: tuple[tuple[FunctionRun, Tensor], ...] = ()
 
     def then(self, run: FunctionRun, scores: Tensor) -> ScoresReplay | None:
-        """None where there are too many: of features that look like scores, tensors of all layers would be held."""
+        """None for too many: of features that look like scores, tensors of all layers would be kept in memory."""
         return None if len(self.since) == _MOST_FUNCTIONS else self._replace(since=(*self.since, (run, scores)))
 
     def again(self, own: ObservedProduct, left: Tensor | None, right: Tensor | None) -> Tensor:
-        """The scores of other factors, each in the shape of the model's; None is the model's own."""
+        """The scores of other factors, each in the shape of the model's; None is the model's own factor."""
         run = self.product
         for factor, new in zip(own.factors, (left, right), strict=True):
             if new is not None:
@@ -62,7 +62,7 @@ class ScoresReplay(NamedTuple):
 
 
 def _swap(old: Tensor, new: Tensor) -> Any:
-    return lambda one: new if one is old else one
+    return lambda leaf: new if leaf is old else leaf
 
 
 def edited_weights(
@@ -73,12 +73,12 @@ def edited_weights(
     softmax: FunctionRun,
     result: Tensor,
 ) -> Tensor:
-    """What a softmax gives, with the edits.
+    """The weights of a softmax, with the edits.
 
     Args:
         own: the product of queries and keys.
-        replay: makes the logits of other factors; None: how is not known.
-        softmax: the call, which gave `result`.
+        replay: computes the logits of other factors; None if that is unknown.
+        softmax: the call that returned `result`.
     """
     left, right = (view(factor) for view, factor in zip(own.views, own.factors, strict=True))
     together = alike([left, right])
@@ -91,9 +91,8 @@ def edited_weights(
             return given.reshape(shape)
         if replay is None:
             raise ValueError(
-                "intervene: queries and keys of this attention cannot be changed: its model writes into the scores, or "
-                f"adds a second product to them, or calls more than {_MOST_FUNCTIONS} functions on them, and what that "
-                "means for others is not known"
+                "intervene: queries and keys of this attention cannot be changed: its model changes scores in place, "
+                f"adds a second product to them, or calls more than {_MOST_FUNCTIONS} functions on them"
             )
         new_left = None if other_query is query else _as_factor(other_query, left, own.views[0], own.factors[0])
         new_right = None if other_key is key else _as_factor(other_key, right, own.views[1], own.factors[1])
@@ -115,7 +114,7 @@ def edited_output(
     run: FunctionRun,
     result: Tensor,
 ) -> tuple[Tensor, ObservedCall | None]:
-    """What the product of weights and values gives, with the edits, and the call as observers are to see it."""
+    """The product of weights and values, with the edits, and the call for observers."""
     view, factor = product.views[1], product.factors[1]
     right = view(factor).transpose(-2, -1)  # (..., Lk, Dv)
     value = layout.keys(alike([product.views[0](product.factors[0]), right])[1])
@@ -131,12 +130,12 @@ def edited_output(
         return out, None
     shown = call.graph_tensors()["out"]
     used = {**call.graph_tensors(), "out": GraphTensor(out, shown.seen_as)}
-    told = replace(call, **edited.call.scoring(), query=edited.call.query.detach(), key=edited.call.key.detach())
-    return out, replace(told, value=edited.call.value.detach(), out=edited.out.detach(), used=used)
+    changed = replace(call, **edited.call.scoring(), query=edited.call.query.detach(), key=edited.call.key.detach())
+    return out, replace(changed, value=edited.call.value.detach(), out=edited.out.detach(), used=used)
 
 
 def _as_factor(tensor: Tensor, visible: Tensor, view: View, factor: Tensor) -> Tensor:
-    """A tensor (B, H, L, D) in the form in which a model has the factor that is seen as `visible`."""
+    """A tensor (B, H, L, D) in the shape of the model's factor, of which `visible` is a view."""
     if tensor.numel() != visible.numel():
         raise ValueError(
             f"intervene: a factor of shape {tuple(factor.shape)} is shared by several heads or items, and cannot be "
@@ -149,7 +148,7 @@ _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 
 def _permuted_back(tensor: Tensor, view: View, axes: int) -> Tensor:
-    """The tensor of which `view`, a permutation of its axes, gives this one."""
+    """The inverse of `view`, a permutation of axes."""
     sizes = _PRIMES[:axes]
-    seen = view(tensor.new_empty(1).expand(*sizes)).shape
-    return tensor.permute([list(seen).index(size) for size in sizes])
+    permuted = view(tensor.new_empty(1).expand(*sizes)).shape
+    return tensor.permute([list(permuted).index(size) for size in sizes])

@@ -1,7 +1,7 @@
-"""The mode that sees PyTorch's functions while a watched forward runs, and knows attention among them.
+"""The mode that observes PyTorch's functions during a watched forward, and recognises attention among them.
 
-F.scaled_dot_product_attention is reported as one call; scores, softmax and the product with the values are put
-together by `_by_hand`, also within F.multi_head_attention_forward.
+F.scaled_dot_product_attention is reported as one call; `_by_hand` combines scores, softmax and the product with the
+values into one, also within F.multi_head_attention_forward.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOURCE = "F.scaled_dot_product_attention"
 
 
 class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
-    """Tells `_tap` of the attention calls among the functions that it sees."""
+    """Reports to `_tap` the attention calls among the functions of a forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
         self._within: Callable[[], bool | None] | None = None
 
     def passes(self) -> bool:
-        """Without observers, the running call is reported as a whole elsewhere."""
+        """Whether there are no observers: then the running call is reported as a whole elsewhere."""
         return torch.compiler.is_compiling() or not _tap.THREAD.observers
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -52,8 +52,8 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
         try:
             with torch._C.DisableTorchFunction():
                 self._origins.sees(func, args, kwargs, result)
-        except Exception as error:  # as in `counted_if_it_fails`, which costs more, and this runs for every function
-            _thread.missed("what queries and keys are made of", f"{type(error).__name__}: {error}")
+        except Exception as error:  # as `counted_if_it_fails`, which is slower, and this runs for every function
+            _thread.missed("origins of queries and keys", f"{type(error).__name__}: {error}")
         if _tap.THREAD.editor is not None:
             self._by_hand.made(func, args, result)
         if not by_hand:
@@ -68,7 +68,7 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
         return result
 
     def ended(self) -> None:
-        """The forward has ended: what was begun by hand and never finished was not attention that is known."""
+        """The forward has ended: unfinished attention by hand is dropped."""
         self._by_hand.ended()
         self._origins.ended()
 
@@ -81,7 +81,7 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
         return replace(call, real=rows.real)
 
     def completed(self, call: ObservedCall) -> ObservedCall:
-        """A call that someone answered in PyTorch's place, with the rows that are tokens."""
+        """A call computed in PyTorch's place, with the rows that are tokens."""
         if call.used is not None or call.source != SOURCE:
             return call
         rows = self._rows(as_mask(call.mask), call.bias, call.query, call.key, (call.query, call.key))
@@ -103,7 +103,7 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
     def _edited_sdpa(self, edits: _tap.CallEdits, func: Callable[..., Tensor], given: SdpaCall) -> Tensor:
         meaning = given.meaning()
         if torch._C._are_functorch_transforms_active() or isinstance(meaning, str):
-            reason = meaning if isinstance(meaning, str) else "a torch.func transform is at work"
+            reason = meaning if isinstance(meaning, str) else "inside a torch.func transform"
             raise ValueError(f"intervene: a call of {SOURCE} cannot be changed: {reason}")
         query, key, value = meaning.query, meaning.key, meaning.value
         with torch.no_grad():
@@ -124,9 +124,7 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
             return meaning.shaped(_tap.tell_edited(observers, edited, SOURCE))
 
     def _seen(self, given: SdpaCall, out: Tensor) -> ObservedCall | None:
-        meaning = (
-            "a torch.func transform is at work" if torch._C._are_functorch_transforms_active() else given.meaning()
-        )
+        meaning = "inside a torch.func transform" if torch._C._are_functorch_transforms_active() else given.meaning()
         if isinstance(meaning, str):
             _thread.missed(SOURCE, meaning)
             return None
@@ -139,13 +137,13 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
             "out": GraphTensor(out, None if out.shape == shape else lambda gradient: gradient.reshape(shape)),
         }
         rows = self._rows(as_mask(meaning.mask), meaning.bias, query, key, (given.query, given.key))
-        seen = out.detach().reshape(shape)
-        return meaning.observed(seen, SOURCE, used=used, real=rows.real, rows_unknown=rows.unknown)
+        shaped = out.detach().reshape(shape)
+        return meaning.observed(shaped, SOURCE, used=used, real=rows.real, rows_unknown=rows.unknown)
 
     def _rows(
         self, mask: Mask | None, bias: Any, query: Tensor, key: Tensor, given: tuple[Tensor, Tensor]
     ) -> QueryRows:
-        """Which rows count, of a call of F.sdpa on the tensors `given`."""
+        """The counted rows of a call of F.sdpa on the tensors `given`."""
         length = query.shape[2]
 
         def self_attention() -> bool | None:
@@ -159,7 +157,7 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
         query, key, heads = args[0], args[1], args[4]
         before, self._within = self._within, lambda: self._origins.same(query, key, query.shape[0], projected=False)
         try:
-            with self._by_hand.told("nn.MultiheadAttention", heads, self._within):
+            with self._by_hand.within_call("nn.MultiheadAttention", heads, self._within):
                 return super().multi_head(args, kwargs)
         finally:
             self._within = before
@@ -171,7 +169,7 @@ def _tell(call: ObservedCall) -> None:
 
 
 def _as_given(given: SdpaCall, factors: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-    """Four-dimensional query, key and value in the shapes the model gave; where those were broadcast, as they are."""
+    """Four-dimensional query, key and value in the shapes of the model; broadcast tensors as they are."""
     return [
         factor.reshape(own.shape) if factor.numel() == own.numel() else factor
         for factor, own in zip(factors, given[:3], strict=True)
@@ -179,7 +177,7 @@ def _as_given(given: SdpaCall, factors: tuple[Tensor, Tensor, Tensor]) -> list[T
 
 
 def _as_shaped(given: Tensor, shape: torch.Size) -> GraphTensor:
-    """What the model gave; where the call broadcast it, its gradient has the heads that it has itself."""
+    """The model's tensor; where the call broadcast it, its gradient has its own number of heads."""
     if given.shape == shape or given.numel() != shape.numel():
         return GraphTensor(given)
     return GraphTensor(given, lambda gradient: gradient.reshape(shape))

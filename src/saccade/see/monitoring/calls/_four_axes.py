@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class ScoreTerm(NamedTuple):
-    """A mask or bias, and the leading axes that the scores had when it came to them."""
+    """A mask or bias, and the leading axes of the scores when it was applied."""
 
     tensor: Tensor  # broadcasts to (*lead, Lq, Lk)
     lead: tuple[int, ...]
@@ -30,7 +30,7 @@ class AxisLayout(NamedTuple):
 
     @staticmethod
     def of(factors: Sequence[Tensor], hint: int | None) -> AxisLayout | None:
-        """By the factors' own axes; with a single leading axis, by `hint`, the heads; None where they do not fit."""
+        """The factors' own axes, a single leading axis split by `hint` (the heads); None if they differ."""
         try:
             lead = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in factors))
         except RuntimeError:
@@ -59,7 +59,7 @@ class AxisLayout(NamedTuple):
         return tensor.expand(*lead, *tensor.shape[-2:]).reshape(self.batch, self.kv_heads, *tensor.shape[-2:])
 
     def own(self, tensor: Tensor) -> Tensor:
-        """A factor's gradient (..., L, D) as (items, heads, L, D), with the heads that the factor itself has."""
+        """A factor's gradient (..., L, D) as (items, heads, L, D), with the factor's own number of heads."""
         own = tuple(tensor.shape[:-2])
         if math.prod(own) == self.batch * self.heads:
             return tensor.reshape(self.batch, self.heads, *tensor.shape[-2:])
@@ -68,7 +68,7 @@ class AxisLayout(NamedTuple):
         return tensor.reshape(-1, own[-1] if own else 1, *tensor.shape[-2:])
 
     def scores(self, given: ScoreTerm) -> Tensor:
-        """A mask or bias as (B|1, Hq|1, Lq|1, Lk|1), without more of it than there is, where that can be."""
+        """A mask or bias as (B|1, Hq|1, Lq|1, Lk|1), without expanding it if possible."""
         tensor, lead = given
         own = _padded(tensor, len(lead))
         if math.prod(own) == 1:
@@ -79,16 +79,16 @@ class AxisLayout(NamedTuple):
 
 
 def alike(factors: Sequence[Tensor]) -> list[Tensor]:
-    """Factors some of which have batch and heads in one axis, and others apart: all apart."""
+    """Factors with batch and heads in separate axes, if any factor has them separate."""
     apart = next((tuple(factor.shape[:-2]) for factor in factors if factor.dim() > 3), None)
     together = [factor.dim() == 3 and apart is not None and factor.shape[0] == math.prod(apart) for factor in factors]
     return [
-        factor.reshape(*(apart or ()), *factor.shape[-2:]) if one else factor
-        for factor, one in zip(factors, together, strict=True)
+        factor.reshape(*(apart or ()), *factor.shape[-2:]) if is_joined else factor
+        for factor, is_joined in zip(factors, together, strict=True)
     ]
 
 
 def _padded(tensor: Tensor, axes: int) -> tuple[int, ...]:
-    """Its leading axes, with ones before them."""
+    """The leading axes of a tensor, with ones in front up to `axes`."""
     own = tuple(tensor.shape[:-2])
     return (1,) * (axes - len(own)) + own

@@ -1,4 +1,4 @@
-"""Products of two tensors, in one form, however they were written.
+"""Products of two tensors in one form, for all functions that compute them.
 
     out[..., i, j] = alpha sum_c left[..., i, c] right[..., j, c]  (+ added)
 
@@ -17,14 +17,14 @@ from ....interception._tracing import EinsumSpec, View, name_of, spelled
 
 
 class ObservedProduct(NamedTuple):
-    """One product. `left` and `right` are views of the factors, which are what a graph knows."""
+    """One product. `left` and `right` are views of the factors; only the factors are in the graph."""
 
     left: Tensor  # (..., I, C)
     right: Tensor  # (..., J, C)
     factors: tuple[Tensor, Tensor]
     views: tuple[View, View]  # from a factor to left, to right; an axis that a factor lacks may be missing
     out: View  # from the result to (..., I, J)
-    natural: bool = True  # whether the result is (..., I, J) as it comes
+    natural: bool = True  # whether the result already is (..., I, J)
     over_last: bool = True  # whether C is the last axis of the left factor
     alpha: float = 1.0
     added: Tensor | None = None
@@ -35,21 +35,21 @@ class ObservedProduct(NamedTuple):
 
 
 def product_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ObservedProduct | None:
-    """The product that a call computes, None where it computes none that this knows."""
+    """The product that a call computes, None for anything else."""
     if func not in PRODUCTS:
         return None
     name = name_of(func)
     spec = spelled(name, args, kwargs)
-    found = None if spec is None else _observed(spec, matrices=name == "einsum")
-    if found is None or name != "baddbmm":
-        return found
+    product = None if spec is None else _observed(spec, matrices=name == "einsum")
+    if product is None or name != "baddbmm":
+        return product
     added, beta = args[0] if args else kwargs["input"], kwargs.get("beta", 1)
     scaled = None if beta == 0 else added.detach() if beta == 1 else added.detach() * beta
-    return found._replace(alpha=float(kwargs.get("alpha", 1)), added=scaled)
+    return product._replace(alpha=float(kwargs.get("alpha", 1)), added=scaled)
 
 
 def _observed(spec: EinsumSpec, *, matrices: bool) -> ObservedProduct | None:
-    """With one axis for rows, columns and the sum; `matrices`: each factor has all other axes, too."""
+    """With one axis each for rows, columns and the sum; `matrices`: each factor has all other axes, too."""
     if not spec.out_axes or spec.repeats:
         return None
     # the last axis of the result is of the right factor

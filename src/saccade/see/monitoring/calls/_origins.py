@@ -1,13 +1,13 @@
-"""Which sequences queries and keys were made of: whether a call is self-attention, as far as could be followed.
+"""The sequences that queries and keys were computed from: whether a call is self-attention, as far as is known.
 
-Every tensor carries its sources: the tensors from which its rows were computed row by row (projections, norms, rotary
-positions, views, sums). What moves or mixes rows (attention, gather, a mean over tokens) begins a new source. So
+Every tensor has sources: the tensors from which its rows were computed row by row (projections, norms, rotary
+positions, views, sums). Functions that move or mix rows (attention, gather, a mean over tokens) begin a new source. So
 
     q = norm(x) @ W_q, k = x @ W_k           the same source: self-attention
     q = x @ W_q,       k = memory @ W_k      two sources: cross-attention
-    q, k given to the model as they are      not known
+    q, k passed to the model                 unknown
 
-Nothing is kept alive: tensors are known by weak references.
+Nothing is kept alive: tensors are held by weak references.
 
 Shape legend: L length, the rows of a call.
 """
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from ....interception._tracing import TensorLabels
 
 Sources = frozenset[int]
-_CONSTANT: Sources = frozenset()  # parameters, and what is computed of them alone
-_PROJECTED = 0  # stands among the sources of what has been through a layer with weights
+_CONSTANT: Sources = frozenset()  # parameters, and tensors computed only from them
+_PROJECTED = 0  # a source of every tensor that went through a layer with weights
 
 _CUTTING, _JOINING, _PROJECTING, _MULTIPLYING, _MOVING, _KEEPING = range(6)
 _KINDS = {
@@ -45,13 +45,13 @@ _KINDS = {
 
 
 class TensorOrigins:
-    """Follows tensors through the functions that a mode sees."""
+    """Follows tensors through the functions of a mode."""
 
     def __init__(self) -> None:
         self._known = TensorLabels[Sources]()
         self._numbers = itertools.count(_PROJECTED + 1)
         self._joined: dict[tuple[Sources, ...], Sources] = {}
-        self._cut: dict[int, tuple[frozenset[int], Sources]] = {}  # by source: the lengths it was cut to, and of what
+        self._cut: dict[int, tuple[frozenset[int], Sources]] = {}  # by source: the lengths it was cut to, and its whole
 
     def ended(self) -> None:
         """The forward has ended."""
@@ -60,27 +60,26 @@ class TensorOrigins:
         self._cut.clear()
 
     def same(self, query: Tensor, key: Tensor, length: int, *, projected: bool = True) -> bool | None:
-        """Whether rows of queries and keys are of the same tokens; None where that is not known.
+        """Whether rows of queries and keys are of the same tokens; None if unknown.
 
         Args:
-            query, key: what a call was given.
+            query, key: the arguments of a call.
             length: L, of both.
-            projected: whether they are to have been through a layer: what was given as it is may have been made
-                anywhere.
+            projected: whether both must have gone through a layer: other tensors may have been computed anywhere.
         """
         if query is key:
             return True
         of_query, of_key = self._of(query), self._of(key)
         if of_query is None or of_key is None:
             return None if projected else False
-        own, other = (self._whole(found, length) - {_PROJECTED} for found in (of_query, of_key))
+        own, other = (self._whole(sources_, length) - {_PROJECTED} for sources_ in (of_query, of_key))
         if own and other and (own <= other or other <= own):
             return True
-        known = not projected or all(not found or _PROJECTED in found for found in (of_query, of_key))
+        known = not projected or all(not sources_ or _PROJECTED in sources_ for sources_ in (of_query, of_key))
         return False if known and own.isdisjoint(other) else None
 
     def sees(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Follow what a function has made of its tensors. Runs for every function: most take the shortest way."""
+        """Follow tensors through a function. Runs for every function, so it is fast for most."""
         kind = type(result)
         if kind is Tensor or isinstance(result, Tensor):
             self._remember(result, self._made(getattr(func, "__name__", ""), args, kwargs, result))
@@ -92,7 +91,7 @@ class TensorOrigins:
             self._written(args)
 
     def _made(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor) -> Sources | None:
-        """The sources of a result, None where it has none that anyone could share."""
+        """The sources of a result, None if it has none to share."""
         kind = _KINDS.get(name)
         if kind is _JOINING:
             return self._join(args[0] if args else kwargs.get("tensors", ()))
@@ -113,7 +112,7 @@ class TensorOrigins:
         if len(sourced) > 1:
             if all(found == sources for _, found in sourced):
                 return sources
-            # A smaller tensor is the same for many rows: a mask, a table of positions, a shift.
+            # Smaller tensors are the same for many rows: masks, position embeddings, shifts.
             most = max(tensor.numel() for tensor, _ in sourced)
             return frozenset().union(*(found for tensor, found in sourced if tensor.numel() == most))
         if kind is _CUTTING:
@@ -122,7 +121,7 @@ class TensorOrigins:
         return self._new() if shrunk else sources
 
     def _pieces(self, whole: Tensor, sources: Sources, args: tuple[Any, ...], result: Tensor) -> Sources:
-        """Of a part: the same rows, or fewer of them. Which it is shows in the length of the call."""
+        """The sources of a part: the same rows, or fewer. The length of the call decides which."""
         index = args[1] if len(args) > 1 else None
         if any(isinstance(part, (Tensor, list)) for part in (index if isinstance(index, tuple) else (index,))):
             return self._new()
@@ -134,47 +133,47 @@ class TensorOrigins:
         return new | (sources & {_PROJECTED})
 
     def _whole(self, sources: Sources, length: int) -> Sources:
-        """With parts that were not cut to `length` as what they were cut from."""
-        found: set[int] = set()
+        """The sources, with parts that were not cut to `length` replaced by their wholes."""
+        whole: set[int] = set()
         for source in sources:
             lengths, of = self._cut.get(source, (frozenset(), _CONSTANT))
-            found |= {source} if not of or length in lengths else self._whole(of, length)
-        return frozenset(found)
+            whole |= {source} if not of or length in lengths else self._whole(of, length)
+        return frozenset(whole)
 
     def _join(self, parts: Iterable[Any]) -> Sources | None:
         tensors = [part for part in parts if isinstance(part, Tensor) and part.numel()]
         sources = tuple(self._source(tensor) for tensor in tensors)
         if len(set(sources)) <= 1:
             return sources[0] if sources else None
-        known = {_PROJECTED} if all(_PROJECTED in found for found in sources) else set()
+        known = {_PROJECTED} if all(_PROJECTED in part for part in sources) else set()
         return self._joined.setdefault(sources, self._new()) | known
 
     def _written(self, args: tuple[Any, ...]) -> None:
-        """`tensor[...] = value`: rows of its own sources leave it what it was."""
+        """`tensor[...] = value`: rows from its own sources do not change its sources."""
         tensor, value = args[0], args[-1]
         before = self._found(tensor) if isinstance(tensor, Tensor) else None
         if before and not (isinstance(value, Tensor) and (self._found(value) or _CONSTANT) <= before):
             self._remember(tensor, self._new())
 
     def _of(self, tensor: Tensor) -> Sources | None:
-        """What is known of a tensor, or of the one that it is a view of."""
-        found = self._known.with_views(tensor)
-        return _CONSTANT if found is None and _is_parameter(tensor) else found
+        """The known sources of a tensor, or of the tensor that it is a view of."""
+        sources = self._known.with_views(tensor)
+        return _CONSTANT if sources is None and _is_parameter(tensor) else sources
 
     def _found(self, tensor: Tensor) -> Sources | None:
-        """The same; a tensor of rows that nobody knows yet is a source itself."""
-        found = self._of(tensor)
-        if found is None and tensor.is_floating_point() and tensor.dim() > 1:
-            found = self._new()
-            self._remember(tensor, found)
-        return found
+        """The same; a tensor with unknown rows is a source itself."""
+        sources = self._of(tensor)
+        if sources is None and tensor.is_floating_point() and tensor.dim() > 1:
+            sources = self._new()
+            self._remember(tensor, sources)
+        return sources
 
     def _source(self, tensor: Tensor) -> Sources:
-        found = self._found(tensor)
-        if found is None:  # token ids
-            found = self._new()
-            self._remember(tensor, found)
-        return found
+        sources = self._found(tensor)
+        if sources is None:  # token ids
+            sources = self._new()
+            self._remember(tensor, sources)
+        return sources
 
     def _remember(self, tensor: Tensor, sources: Sources | None) -> None:
         if sources is not None:
@@ -185,7 +184,7 @@ class TensorOrigins:
 
 
 def _is_parameter(tensor: Tensor) -> bool:
-    """A parameter, or a view of one."""
+    """Whether it is a parameter, or a view of one."""
     return type(tensor) is nn.Parameter or type(tensor._base) is nn.Parameter
 
 
@@ -194,7 +193,7 @@ def _projected(sources: Sources) -> Sources:
 
 
 def _listed(args: tuple[Any, ...]) -> Iterator[Any]:
-    """The operands that einsum takes in a list."""
+    """The operands of einsum in the form of a list."""
     return (part for arg in args if isinstance(arg, (list, tuple)) for part in arg)
 
 

@@ -1,4 +1,4 @@
-"""Which query rows are padding, where a call does not say so itself.
+"""Query rows that are padding, for calls that do not say so themselves.
 
 Shape legend: B batch, H heads, Lq / Lk lengths.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from ....operator._masks import FromTensor, Mask, Padding
 from ....operator._masks._algebra import And
 
-# Models hide keys with -inf, the least number of a dtype, -1e9 or -1e4, and scores may have been taken off of it.
+# Models hide keys with -inf, the least number of a dtype, -1e9 or -1e4, which scores may have been added to.
 HIDDEN = -5e3
 
 
@@ -29,27 +29,28 @@ def rows_of(
 ) -> QueryRows:
     """In self-attention a token that no query may see is padding, and so is its own row.
 
-    In cross-attention padded keys say nothing of queries. Where nobody knows which of the two a call is, all rows
-    count: a row too many in a mean is a smaller fault than a real row that is lost.
+    In cross-attention padded keys do not concern queries. If the kind of attention is unknown, all rows count: an extra
+    row in a mean is a smaller error than a missing one.
 
     Args:
-        self_attention: asked where it matters: keys are hidden from all queries, of which there are as many as keys.
+        self_attention: called only if needed: keys are hidden from all queries, and there are as many queries as
+            keys.
     """
     if length_q != length_k or length_k < 2:
         return QueryRows()
-    seen = None
-    for keys in (*_seen_keys(mask), *_seen_by_bias(bias)):
-        seen = keys if seen is None else seen & keys
-    if seen is None or bool(seen.all()):
+    visible = None
+    for keys in (*_visible_keys(mask), *_visible_by_bias(bias)):
+        visible = keys if visible is None else visible & keys
+    if visible is None or bool(visible.all()):
         return QueryRows()
     within_one = self_attention()
-    return QueryRows(seen if within_one else None, within_one is None)
+    return QueryRows(visible if within_one else None, within_one is None)
 
 
-def _seen_keys(mask: Mask | None) -> list[Tensor]:
+def _visible_keys(mask: Mask | None) -> list[Tensor]:
     """(B or 1, Lk) each."""
     if isinstance(mask, And):
-        return [keys for part in mask.parts for keys in _seen_keys(part)]
+        return [keys for part in mask.parts for keys in _visible_keys(part)]
     if isinstance(mask, Padding) and not mask.keys.by_length:
         return [mask.keys.table.values]
     if isinstance(mask, FromTensor) and mask.tensor.dim() == 4:
@@ -57,7 +58,7 @@ def _seen_keys(mask: Mask | None) -> list[Tensor]:
     return []
 
 
-def _seen_by_bias(bias: Tensor | None) -> list[Tensor]:
+def _visible_by_bias(bias: Tensor | None) -> list[Tensor]:
     if bias is None:
         return []
     return [(bias.detach() > HIDDEN).any(1).any(1)]

@@ -1,4 +1,4 @@
-"""Scores on their way from the product of queries and keys to the softmax, and what each function makes of them.
+"""Scores between the product of queries and keys and the softmax, and the effect of each function on them.
 
 Shape legend: ... leading axes, Lq / Lk lengths.
 """
@@ -21,15 +21,15 @@ from ._observed_products import ObservedProduct
 
 @dataclass(frozen=True, eq=False)
 class ObservedScores:
-    """`scale * product + bias`, -inf where a mask says so."""
+    """`scale * product + bias`, -inf where a mask hides."""
 
     product: ObservedProduct
-    lead: tuple[int, ...]  # the leading axes they have now
+    lead: tuple[int, ...]  # their present leading axes
     scale: float = 1.0
     masks: tuple[ScoreTerm, ...] = ()  # True = attend
     bias: ScoreTerm | None = None
-    changed: bool = False  # by something that scale, masks and bias do not say
-    replay: ScoresReplay | None = None  # makes scores of other factors, where that is known
+    changed: bool = False  # by something other than scale, masks and bias
+    replay: ScoresReplay | None = None  # computes scores of other factors, if known
 
 
 Arguments = tuple[Any, ...]
@@ -48,7 +48,7 @@ def changed_by(
     return replace(scores, changed=True) if changed is None else changed
 
 
-# Shape and dtype alone.
+# Functions that change only shape and dtype.
 _SAME = frozenset(
     """view reshape unsqueeze squeeze flatten unflatten contiguous clone expand detach float double half bfloat16 to
     type type_as view_as reshape_as""".split()
@@ -109,8 +109,8 @@ def _chosen(scores: ObservedScores, at: int, args: Arguments) -> ObservedScores 
 def _masked(scores: ObservedScores, condition: Any, *, hidden: bool) -> ObservedScores | None:
     if not isinstance(condition, Tensor) or condition.dtype != torch.bool or condition.dim() > len(scores.lead) + 2:
         return None
-    seen = ~condition if hidden else condition
-    return replace(scores, masks=(*scores.masks, ScoreTerm(_with_two_axes(seen), scores.lead)))
+    visible = ~condition if hidden else condition
+    return replace(scores, masks=(*scores.masks, ScoreTerm(_with_two_axes(visible), scores.lead)))
 
 
 def _with_two_axes(tensor: Tensor) -> Tensor:

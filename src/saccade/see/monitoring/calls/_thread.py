@@ -1,6 +1,6 @@
-"""Who watches on this thread, and the one mode that sees calls for all of them.
+"""The watchers of each thread, and the one mode that observes calls for all of them.
 
-Observers hang on `_tap` and the mode stands on PyTorch's stack only while a watched forward runs.
+Observers are registered in `_tap`, and the mode on PyTorch's stack, only while a watched forward runs.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ....support._threads import PerThread
 
 
 class CallWatcher(Protocol):
-    edits_calls: bool  # whether `edits` may ever give any
+    edits_calls: bool  # whether `edits` may ever return any
 
     def observe(self, call: ObservedCall) -> None: ...
 
     def edits(self, source: str) -> tuple[Any, ...]:
-        """The edits to the current call, as `editing` takes it; nothing: ()."""
+        """The edits of the current call, as `editing` takes them; () for none."""
 
     def missing(self, what: str, reason: str) -> Callable[[], None]: ...
 
     def not_shown(self, source: str, reason: str) -> None:
-        """A call that happened and cannot be reported. Used only for observers that edit nothing."""
+        """A call that cannot be reported. Only for observers without edits."""
 
     @property
     def module(self) -> nn.Module | None: ...
@@ -57,18 +57,18 @@ def tell(call: ObservedCall) -> None:
 
 
 def _edits(source: str) -> _tap.CallEdits | None:
-    """The editor of `_tap`: what everybody wants changed about a call, the outermost block's first."""
-    found = tuple(edit for watcher in THREAD.held.watchers if watcher.edits_calls for edit in watcher.edits(source))
-    return THREAD.held.editing(found) if found and THREAD.held.editing is not None else None
+    """The editor of `_tap`: joins all edits of a call, the outermost block's first."""
+    edits = tuple(edit for watcher in THREAD.held.watchers if watcher.edits_calls for edit in watcher.edits(source))
+    return THREAD.held.editing(edits) if edits and THREAD.held.editing is not None else None
 
 
 def missing(what: str, reason: str) -> Callable[[], None]:
-    """What counts, when it is called, something as not seen at the place where the model is now."""
+    """A function that counts something as unobserved, at the model's present place."""
     counts = [watcher.missing(what, reason) for watcher in THREAD.held.watchers]
 
     def count() -> None:
-        for one in counts:
-            one()
+        for count_one in counts:
+            count_one()
 
     return count
 
@@ -91,34 +91,34 @@ _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "hea
 
 
 def heads_of_module() -> int | None:
-    """The number of heads that the innermost module names, where it does."""
+    """The number of heads of the innermost module, by its attributes; None if unknown."""
     module = THREAD.held.watchers[0].module if THREAD.held.watchers else None
-    found = (getattr(module, name, None) for name in _HEADS)
-    return next((heads for heads in found if isinstance(heads, int) and heads > 0), None)
+    numbers = (getattr(module, name, None) for name in _HEADS)
+    return next((heads for heads in numbers if isinstance(heads, int) and heads > 0), None)
 
 
 def not_shown(source: str, reason: str) -> None:
-    """Count a call as not seen by those who only look: it was changed, and no one call says how."""
+    """Count a call as unobserved for watchers without edits: after edits no single call describes it."""
     for watcher in THREAD.held.watchers:
         if not watcher.edits_calls:
             watcher.not_shown(source, reason)
 
 
 def with_rows(call: AttentionCall, source: str) -> AttentionCall:
-    """A call that somebody answers in PyTorch's place, with the rows that are tokens where that is known."""
+    """A call that is computed in PyTorch's place, with the rows that are tokens if these are known."""
     if THREAD.held.mode is None or call.real is not None:
         return call
-    found: AttentionCall = THREAD.held.mode.with_rows(call, source)
-    return found
+    with_rows_: AttentionCall = THREAD.held.mode.with_rows(call, source)
+    return with_rows_
 
 
 def edited_by(editing: Callable[[tuple[Any, ...]], _tap.CallEdits]) -> None:
-    """Who makes one answer of the edits of a call; the same for all of this thread."""
+    """Set the function that joins the edits of a call; the same for all of this thread."""
     THREAD.held.editing = editing
 
 
 def begin(watcher: CallWatcher, make_mode: Callable[[], TorchFunctionMode]) -> None:
-    """Tell `watcher` of this thread's calls from here on; the first one of the thread needs a mode."""
+    """Report this thread's calls to `watcher` from here on; the first watcher of a thread needs a mode."""
     if not THREAD.held.watchers:
         THREAD.held.mode = make_mode()
         _push_mode(THREAD.held.mode)
@@ -128,7 +128,7 @@ def begin(watcher: CallWatcher, make_mode: Callable[[], TorchFunctionMode]) -> N
 
 
 def end(watcher: CallWatcher) -> None:
-    """No more. Ends may come in another order than beginnings."""
+    """Stop reporting to `watcher`. Watchers may end in another order than they began."""
     THREAD.held.watchers = tuple(other for other in THREAD.held.watchers if other is not watcher)
     if not any(other.edits_calls for other in THREAD.held.watchers):
         _tap.THREAD.editor = None
@@ -141,7 +141,7 @@ def end(watcher: CallWatcher) -> None:
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """As if nobody watched: for compiled code, which would be compiled anew for each watch, or not at all."""
+    """Without watchers: for compiled code, which would be compiled again for each watch, or not at all."""
     watchers, make_mode = THREAD.held.watchers, type(THREAD.held.mode)
     for watcher in watchers:
         end(watcher)
@@ -153,7 +153,7 @@ def suspended() -> Iterator[None]:
 
 
 def _remove(mode: TorchFunctionMode) -> None:
-    """Take a mode off PyTorch's stack, wherever it stands there: an interrupted block may have left others above."""
+    """Take a mode off PyTorch's stack, wherever it is: an interrupted block may have left others above."""
     if not any(other is mode for other in _get_current_function_mode_stack()):
         return
     above = []

@@ -1,4 +1,4 @@
-"""Attention of transformers' models: each call of an attention function, eager ones included, told as a whole.
+"""Attention of transformers' models: each call of an attention function, eager ones included, reported as a whole.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / Dv widths.
 """
@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 
 @contextlib.contextmanager
 def attention_functions() -> Iterator[None]:
-    """Attention functions that models of transformers look up on this thread tell `_tap` of their calls."""
+    """Report to `_tap` the calls of attention functions that models of transformers look up on this thread."""
     if "transformers" not in sys.modules:  # then no model of it exists
         yield
         return
@@ -37,7 +37,7 @@ def attention_functions() -> Iterator[None]:
 
 def _telling(function: Function) -> Function:
     @functools.wraps(function)
-    def told(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any) -> Any:
+    def reported(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any) -> Any:
         if not _thread.THREAD.held.watchers or not _tap.THREAD.observers:
             return function(module, query, key, value, attention_mask, **more)
         edits = _tap.edits_of(_name(function))
@@ -52,7 +52,7 @@ def _telling(function: Function) -> Function:
                 _tap.tell(observers, call)
         return given
 
-    return told
+    return reported
 
 
 def _edited(
@@ -64,7 +64,7 @@ def _edited(
     attention_mask: Any,
     more: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
-    """The function's (out (B, Lq, Hq, Dv), weights (B, Hq, Lq, Lk) where it forms them) with the edits."""
+    """The function's (out (B, Lq, Hq, Dv), weights (B, Hq, Lq, Lk) if it computes them) with the edits."""
     from ....interception._hooks.transformers import UnknownAttention, meaning_of
 
     try:
@@ -92,7 +92,7 @@ def _edited(
 
 
 def _without_unused_keys(call: AttentionCall) -> AttentionCall:
-    """Without the keys at the end of a static cache that hold nothing yet: edits count positions from the end."""
+    """Without the unused keys at the end of a static cache: edits count positions from the end."""
     mask, keys = call.mask, call.key.shape[2]
     if not isinstance(mask, Tensor) or mask.shape[-1] != keys or call.query.shape[2] >= keys:
         return call
@@ -109,9 +109,9 @@ def _factors(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _wants_weights(module: Any, more: dict[str, Any]) -> bool:
-    """Whether the model hands weights on."""
-    asked = more.get("output_attentions")
-    return bool(getattr(getattr(module, "config", None), "output_attentions", False) if asked is None else asked)
+    """Whether the model returns weights."""
+    wanted = more.get("output_attentions")
+    return bool(getattr(getattr(module, "config", None), "output_attentions", False) if wanted is None else wanted)
 
 
 def _call(

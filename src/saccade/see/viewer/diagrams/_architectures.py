@@ -1,4 +1,4 @@
-"""The published families at the sizes of their papers, without weights: built on no memory, to be drawn."""
+"""The published families at the sizes of their papers, without weights: modules on the meta device, to be drawn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PATCHTST = dict(
 _GAT = dict(num_features=1433, num_attention_heads=8, hidden_size=64, num_hidden_layers=1)
 _GRAPHORMER = dict(node_types=512, edge_types=512, hidden_size=768, num_hidden_layers=12, num_attention_heads=32)
 
-# Name: what it is, the family, its head, labels, settings where they are not the family's own defaults.
+# Name: title, family, head, labels, settings that differ from the family's defaults.
 ARCHITECTURES: dict[str, tuple[str, str, str | None, int, dict[str, Any]]] = {
     "bert": ("BERT base", "bert", "masked-lm", 2, {}),
     "gpt2": ("GPT-2", "gpt2", "causal-lm", 2, {}),
@@ -60,14 +60,14 @@ def is_architecture(name: object) -> bool:
 
 
 def architecture(name: str) -> tuple[str, nn.Module]:
-    """(what it is, the module on the meta device)."""
+    """(title, the module on the meta device)."""
     with torch.device("meta"):
         if name == ORIGINAL:
             return "Transformer base (Vaswani et al. 2017)", _Original()
         title, kind, head, labels, given = ARCHITECTURES[name]
         family = next(family for family in FAMILIES if kind in family.types)
         settings = CheckpointSettings({**given, "model_type": kind}, Path("settings"))
-        # As many tensors as there may be layers: a limit on damaged files, which these are not.
+        # The largest number of layers: a limit for damaged files, which does not apply here.
         settings.stored = frozenset(str(i) for i in range(999))
         chosen = head if head is not None or not family.heads else next(iter(family.heads))
         model = family.build(settings, Request(chosen, labels))

@@ -20,7 +20,7 @@ _LANE = 84  # between two of Q, K and V: room for a name and its shape
 
 
 class Places(NamedTuple):
-    """Where the large parts stand."""
+    """The places of the large parts."""
 
     words: Box
     query: Box
@@ -57,7 +57,7 @@ def draw_attention(canvas: Canvas, numbers: LayerNumbers, head: int) -> str:
 def _places(numbers: LayerNumbers) -> Places:
     size, room = len(numbers.labels), _label_room(numbers)
     longest = max(width_of(label, NUMBER) for label in numbers.labels)
-    side = min(74.0, max(48.0, longest + 10))  # of a cell of scores: its word stands above it
+    side = min(74.0, max(48.0, longest + 10))  # of a cell of scores, with its word above
     high, wide = size * _CELL[1], _shown(numbers.query) * _CELL[0] + 22
     words = Box(0, 0, max(70.0, min(longest, 120.0) + 24), 0)
     x = words.right + 104 + room
@@ -160,7 +160,7 @@ def _draw_output(canvas: Canvas, numbers: LayerNumbers, head: int, at: Places) -
 
 
 def _draw_reading(canvas: Canvas, numbers: LayerNumbers, head: int, at: Places) -> None:
-    """One row as a sum, in words: the last one that takes from several."""
+    """One row as a sum, in words: that of `reading_row`."""
     row = reading_row(numbers, head)
     weights = numbers.weights[head, row]
     order = [int(j) for j in np.argsort(-weights, kind="stable")[:3] if weights[j] >= 0.005]
@@ -174,14 +174,14 @@ def _draw_reading(canvas: Canvas, numbers: LayerNumbers, head: int, at: Places) 
 
 
 def reading_row(numbers: LayerNumbers, head: int) -> int:
-    """The ordinary row that takes from several keys most evenly; the last where several do alike."""
+    """The ordinary row that weighs several keys most evenly; of several such rows the last."""
     w = numbers.weights[head]
     entropy = (-np.where(w > 0, w * np.log(np.where(w > 0, w, 1)), 0)).sum(-1)
     return int(len(entropy) - 1 - entropy[::-1].argmax())
 
 
 def _name(canvas: Canvas, where: Box, title: str, detail: str, role: str, up: float = 12) -> None:
-    """A part's name above it, its shape or step beside the name."""
+    """A part's name above it, with its shape or step beside the name."""
     y = where.y - up - (4 if up > 20 else 0)
     wide = canvas.formula(where.x, y, title, size=15, fill=role, bold=True)
     if detail:
@@ -218,8 +218,8 @@ def describe_attention(numbers: LayerNumbers, head: int) -> str:
     length, width = len(numbers.labels), numbers.query.shape[-1]
     rows = []
     for i, label in enumerate(numbers.labels):
-        told = [f"{numbers.labels[j]} {typeset(w)}" for j, w in enumerate(numbers.weights[head, i]) if w >= 0.005]
-        rows.append(f"{label}: {', '.join(told)}")
+        parts = [f"{numbers.labels[j]} {typeset(w)}" for j, w in enumerate(numbers.weights[head, i]) if w >= 0.005]
+        rows.append(f"{label}: {', '.join(parts)}")
     steps = ", then ".join({"scale": "scaled", "mask": "masked"}.get(step, step) for step in numbers.steps)
     words = ", ".join(numbers.labels)
     return (

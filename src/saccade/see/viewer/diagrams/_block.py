@@ -1,16 +1,16 @@
-"""One block of a model with what is inside: projections, heads, gate, norms, and the residual stream around it."""
+"""One block of a model with its inside: projections, heads, gate, norms, and the residual stream around it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ._canvas import Canvas, formula_width
-from ._graph_layer import draw_graph_layer, is_graph_layer, told_of_graph_layer
+from ._graph_layer import describe_graph_layer, draw_graph_layer, is_graph_layer
 from ._modules import DiagramPart
 from ._shapes import Box, arrow, node
 from ._stack import draw_block, draw_box, title_of
 
-_WIDTH, _WIDE = 470.0, 800.0  # of a block, and of one whose layers stand beside one another
+_WIDTH, _WIDE = 470.0, 800.0  # of a block, and of one with parallel layers
 _GUTTER = 150.0
 _PILL = 34.0
 
@@ -67,7 +67,7 @@ def _pill(canvas: Canvas, where: Box, text: str, stroke: str) -> None:
 
 
 def _draw_attention(canvas: Canvas, part: DiagramPart, x: float, y: float, width: float) -> float:
-    """Three projections, the heads, the projection of the output."""
+    """Three projections, the heads, the output projection."""
     facts = part.facts
     where = Box(x, y, width, 172)
     role = "key" if part.kind == "cross" else "weight"
@@ -94,7 +94,7 @@ def _draw_attention(canvas: Canvas, part: DiagramPart, x: float, y: float, width
 
 
 def _draw_feed_forward(canvas: Canvas, part: DiagramPart, x: float, y: float, width: float) -> float:
-    """Up, activation, down; or gated: two ways that are multiplied."""
+    """Up, activation, down; or gated: two branches that are multiplied."""
     facts = part.facts
     grown, act = f"{facts['width']:,} → {facts['hidden']:,}", facts["activation"]
     shrunk = f"{facts['hidden']:,} → {facts['width']:,}"
@@ -124,8 +124,8 @@ def _draw_feed_forward(canvas: Canvas, part: DiagramPart, x: float, y: float, wi
 
 def _description(blocks: Sequence[DiagramPart], title: str) -> str:
     if all(map(is_graph_layer, blocks)):
-        return f"{title}. From top to bottom. {'. '.join(map(told_of_graph_layer, blocks))}."
-    told = []
+        return f"{title}. From top to bottom. {'. '.join(map(describe_graph_layer, blocks))}."
+    sentences = []
     for block in blocks:
         order = {
             "pre": "norms come before each layer, inside the residual stream's detour",
@@ -135,5 +135,6 @@ def _description(blocks: Sequence[DiagramPart], title: str) -> str:
         layers = "; ".join(
             f"{part.label}, {', '.join(part.details)}, {part.parameters:,} parameters" for part in block.parts
         )
-        told.append(f"{title_of(block)}, {block.parameters:,} parameters: {order}. Layers: {layers}")
-    return f"{title}. From top to bottom. {'. '.join(told)}. The residual stream runs around each layer and is added."
+        sentences.append(f"{title_of(block)}, {block.parameters:,} parameters: {order}. Layers: {layers}")
+    body = ". ".join(sentences)
+    return f"{title}. From top to bottom. {body}. The residual stream runs around each layer and is added."

@@ -1,4 +1,4 @@
-"""What a picture is drawn on: rectangles, lines and measured text by role, written as SVG in any theme.
+"""The canvas of all pictures: rectangles, lines and measured text by role, written as SVG in any theme.
 
 Units are pixels at the natural size; y grows downward.
 """
@@ -15,8 +15,8 @@ from ._fonts import ASCENT, DESCENT, FAMILY, width_of
 from ._theme import DARK, LIGHT
 
 MARGIN = 32
-PREFIX = "saccade-"  # of the classes, so that a page's own styles are not met
-_UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # no XML may hold these
+PREFIX = "saccade-"  # of CSS classes, to avoid a page's own styles
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # not allowed in XML
 _NUMBERS = re.compile(r"[\d.,−]*")
 _SUBSCRIPT = 0.72  # of the font size
 _MARKUP = re.compile(r"([_^])\{([^}]*)\}")
@@ -32,9 +32,9 @@ class TextRun(NamedTuple):
 def runs_of(markup: str) -> list[TextRun]:
     """``QK^{T}`` as runs; everything but ``_{}`` and ``^{}`` is text."""
     out, at = [], 0
-    for found in _MARKUP.finditer(markup):
-        out += [TextRun(markup[at : found.start()], 0), TextRun(found[2], 1 if found[1] == "^" else -1)]
-        at = found.end()
+    for match in _MARKUP.finditer(markup):
+        out += [TextRun(markup[at : match.start()], 0), TextRun(match[2], 1 if match[1] == "^" else -1)]
+        at = match.end()
     return [run for run in [*out, TextRun(markup[at:], 0)] if run.text]
 
 
@@ -43,7 +43,7 @@ def formula_width(markup: str, size: float, *, bold: bool = False) -> float:
 
 
 class Canvas:
-    """Collects what is drawn, and how far it reaches."""
+    """Collects shapes, and the extent of the picture."""
 
     def __init__(self, margin: int = MARGIN) -> None:
         self._margin = margin
@@ -96,7 +96,7 @@ class Canvas:
         dash: str | None = None,
         opacity: float | None = None,
     ) -> None:
-        """``data`` as SVG has it; ``points`` are the corners it reaches; ``opacity`` is that of the stroke."""
+        """``data`` is an SVG path; ``points`` are its extreme corners; ``opacity`` is that of the stroke."""
         for x, y in points:
             self._reach(x, y, x, y)
         clear = f' stroke-opacity="{_n(opacity)}"' if opacity is not None else ""
@@ -113,7 +113,7 @@ class Canvas:
         anchor: str = "start",
         bold: bool = False,
     ) -> float:
-        """Text as it is, on one line with its baseline at ``y``; returns its width."""
+        """Plain text on one line with its baseline at ``y``; returns its width."""
         text = shown(text)
         width = width_of(text, size, bold=bold)
         self._place_text(x, y, width, size, anchor)
@@ -132,7 +132,7 @@ class Canvas:
         anchor: str = "start",
         bold: bool = False,
     ) -> float:
-        """Text of ours with ``_{subscripts}`` and ``^{superscripts}``; returns its width."""
+        """Text with ``_{subscripts}`` and ``^{superscripts}``; returns its width."""
         width = formula_width(markup, size, bold=bold)
         self._place_text(x, y, width, size, anchor)
         inner, level = [], 0.0
@@ -146,7 +146,7 @@ class Canvas:
         return width
 
     def lines(self, x: float, y: float, texts: Sequence[str], *, size: float, step: float, **how: object) -> None:
-        """One text on several lines: read and copied as one, its lines joined by blanks."""
+        """One text on several lines; screen readers and copying join its lines with blanks."""
         bold, fill, anchor = bool(how.get("bold")), str(how.get("fill", "ink")), str(how.get("anchor", "start"))
         spans = []
         for number, text in enumerate(texts):
@@ -159,7 +159,7 @@ class Canvas:
 
     @contextmanager
     def group(self, title: str) -> Iterator[None]:
-        """What belongs together, with words for a reader that hears the picture or points at it."""
+        """A group of shapes with a title for screen readers and tooltips."""
         self._parts.append(f"<g><title>{escape(shown(title))}</title>")
         yield
         self._parts.append("</g>")
@@ -175,7 +175,7 @@ class Canvas:
         )
 
     def svg(self, theme: str, title: str, description: str, name: str) -> str:
-        """The picture; ``auto`` is light, with the dark colours in a style sheet that the reader's setting chooses."""
+        """The picture; ``auto`` is light, with dark colours in a style sheet for readers with a dark setting."""
         width, height = self.size
         left, top = self._left - self._margin, self._top - self._margin
         colours = DARK if theme == "dark" else LIGHT
@@ -207,7 +207,7 @@ class Canvas:
 
 
 def shown(text: str) -> str:
-    """Without characters that no XML may hold."""
+    """Text without characters that XML does not allow."""
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
@@ -241,5 +241,5 @@ def _held(width: float) -> str:
 
 
 def _n(value: float) -> str:
-    """At most two decimals."""
+    """The number with at most two decimals."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if value % 1 else f"{value:.0f}"

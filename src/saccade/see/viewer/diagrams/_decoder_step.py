@@ -1,4 +1,4 @@
-"""One step of decoding with a cache: what the new token adds, what it reads, and what comes out."""
+"""One step of decoding with a cache: the new token's vectors, its weights, and the next tokens."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ._step_numbers import StepNumbers, StepReading
 _SHOWN = 3
 _CELL = (46.0, 28.0)
 _WAY = 44.0  # room for an arrow
-_BETWEEN = 120.0  # the two attentions of a decoder that reads a source
+_BETWEEN = 120.0  # between self-attention and cross-attention
 
 
 def draw_step(canvas: Canvas, numbers: StepNumbers, head: int, source_head: int | None = None) -> str:
-    """Draw it, and below it what is read of a source; returns the description."""
+    """Draw it, with the cross-attention below it if there is a source; returns the description."""
     own = numbers.own
     room, wide = _room(own), _wide(own.key)
     high = len(own.labels) * _CELL[1]
     token = Box(0, 0, max(96.0, width_of(own.labels[-1], 15, bold=True) + 32), 44)
-    new = token.right + 2 * _WAY + 12  # where the new token's vectors stand
-    held = new + wide + 2 * _WAY + room + 22  # where the cache stands
+    new = token.right + 2 * _WAY + 12  # left edge of the new token's vectors
+    held = new + wide + 2 * _WAY + room + 22  # left edge of the cache
     query = Box(new, 0, wide, _CELL[1])
     keys = Box(held, 120, wide, high)
     values = Box(held, keys.bottom + 100, wide, high)
@@ -67,7 +67,7 @@ def _facts_of_source(source: StepReading, layers: int) -> str:
 def _draw_source(
     canvas: Canvas, numbers: StepNumbers, head: int, token: Box, columns: tuple[float, float], facts: str
 ) -> tuple[float, float]:
-    """Cross-attention below self-attention: a new query, keys and values that were made once from the source."""
+    """Cross-attention below self-attention: a new query, with the source's keys and values, computed once."""
     source = numbers.source
     assert source is not None
     room, wide, high = _room(source), _wide(source.key), len(source.labels) * _CELL[1]
@@ -93,7 +93,7 @@ def _draw_source(
 
 
 def _draw_encoder(canvas: Canvas, source: StepReading, token: Box, caches: tuple[Box, Box], new: float) -> None:
-    """Where keys and values of the source come from."""
+    """The encoder, from which keys and values of the source come."""
     keys, values = caches
     middle = (keys.middle[1] + values.middle[1]) / 2
     where = Box(token.x, middle - 34, max(token.width, 128.0), 68)
@@ -112,12 +112,11 @@ def _draw_encoder(canvas: Canvas, source: StepReading, token: Box, caches: tuple
 
 def _draw_token(canvas: Canvas, label: str, token: Box, below: str) -> None:
     canvas.rect(*token, fill="wash", stroke="ink", line=1.5, radius=22)
-    canvas.text(
-        *_centre(token, 15), fitted(label, 15, token.width - 20, bold=True), size=15, anchor="middle", bold=True
-    )
-    canvas.text(token.middle[0], token.y - 14, "New token", size=15, anchor="middle", bold=True)
+    x, y = token.middle
+    canvas.text(x, y + 0.35 * 15, fitted(label, 15, token.width - 20, bold=True), size=15, anchor="middle", bold=True)
+    canvas.text(x, token.y - 14, "New token", size=15, anchor="middle", bold=True)
     if below:
-        canvas.text(token.middle[0], token.bottom + 24, below, size=13, fill="soft", anchor="middle")
+        canvas.text(x, token.bottom + 24, below, size=13, fill="soft", anchor="middle")
 
 
 def _draw_new(canvas: Canvas, own: StepReading, head: int, token: Box, rows: tuple[Box, Box, Box]) -> None:
@@ -214,10 +213,6 @@ def _draw_following(canvas: Canvas, following: list[tuple[str, float]], at: tupl
         canvas.text(x + max(2.0, 120 * share) + 8, row + 15, typeset(share), size=13, fill="soft")
 
 
-def _centre(where: Box, size: float) -> tuple[float, float]:
-    return where.middle[0], where.middle[1] + 0.35 * size
-
-
 def _description(numbers: StepNumbers, head: int, source_head: int | None, facts: list[str]) -> str:
     own, source = numbers.own, numbers.source
     read = ""
@@ -225,16 +220,16 @@ def _description(numbers: StepNumbers, head: int, source_head: int | None, facts
         read = (
             f" Cross-attention follows: a second query reads the {len(source.labels)} keys and values of the source, "
             f"which were made once from what the encoder gives and do not change. {facts[1]} Weights of layer "
-            f"{numbers.layer} head {source_head}: {_told(source, source_head)}."
+            f"{numbers.layer} head {source_head}: {_in_words(source, source_head)}."
         )
     following = ", ".join(f"{word} {typeset(share)}" for word, share in numbers.following)
     return (
         f"One step of decoding with a key-value cache. {len(own.labels) - 1} tokens are cached; the new token "
         f"{own.labels[-1]} makes a query, a key and a value. Key and value are appended to the cache; the query "
         f"reads all {len(own.labels)} keys and, by its weights, all values. {facts[0]} Weights of layer "
-        f"{numbers.layer} head {head}: {_told(own, head)}.{read} Most probable next tokens: {following}."
+        f"{numbers.layer} head {head}: {_in_words(own, head)}.{read} Most probable next tokens: {following}."
     )
 
 
-def _told(reading: StepReading, head: int) -> str:
+def _in_words(reading: StepReading, head: int) -> str:
     return ", ".join(f"{label} {typeset(w)}" for label, w in zip(reading.labels, reading.weights[head], strict=True))

@@ -1,4 +1,4 @@
-"""What `saccade.diagram` returns: a picture that can be shown, read aloud and saved."""
+"""The result of `saccade.diagram`: a picture that can be shown, read aloud and saved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._theme import THEMES
 
 FORMATS = (".svg", ".png", ".html", ".htm")
 _DOTS = 2.0  # pixels of a PNG for each unit of the picture
-_LEAST = 0.8  # pixels of a page for each unit, so that the smallest letters have 10; a narrower screen scrolls
+_LEAST = 0.8  # pixels of a page for each unit, so that the smallest letters have 10; narrower screens scroll
 _PAGE = (
     '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="Saccade">\n'
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
@@ -32,14 +32,14 @@ _PAGE = (
 
 @dataclass(frozen=True, eq=False)
 class Diagram:
-    """A picture of a kind, with a title and words that tell its content.
+    """A picture of one kind, with a title and a description of its content.
 
     Attributes:
         kind: "attention", "multi-head", "block", "transformer", "decoder-step" or "variants".
         title: one line.
         description: the text alternative for readers who do not see the picture, with its numbers.
         theme: "auto" follows the reader's setting, "light" and "dark" do not.
-        facts: the numbers that it shows, by name: what tests compare with the model.
+        facts: the numbers in the picture, by name, which tests compare with the model.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Diagram:
 
     @property
     def html(self) -> str:
-        """A page that holds the picture and needs nothing else."""
+        """A self-contained page with the picture."""
         from ._theme import DARK, LIGHT
 
         light, dark = (DARK if self.theme == "dark" else LIGHT), (LIGHT if self.theme == "light" else DARK)
@@ -78,23 +78,23 @@ class Diagram:
         )
 
     def png(self, scale: float = _DOTS) -> bytes:
-        """The picture as PNG, light unless it is dark. ValueError where no renderer is installed."""
+        """The picture as PNG, light unless the theme is dark. ValueError if no renderer is installed."""
         require_renderer()
         import resvg_py
 
-        # Of a text with subscripts resvg stretches the first part alone to the length of all.
+        # resvg would stretch only the first part of a text with subscripts to the length of the whole.
         picture = _FORMULA_LENGTH.sub(r"\1", self._svg("dark" if self.theme == "dark" else "light"))
         from_matplotlib = _fonts_of_matplotlib()
-        found = resvg_py.svg_to_bytes(
+        png = resvg_py.svg_to_bytes(
             svg_string=picture.replace(f"{FAMILIES[0]}, ", "", 1),
             zoom=scale,
             font_files=from_matplotlib,
             sans_serif_family="DejaVu Sans" if from_matplotlib else None,
         )
-        return _with_software(bytes(found))
+        return _with_software(bytes(png))
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write it whole or not at all; the ending of the name says as what: .svg, .png or .html.
+        """Write the picture whole or not at all; the ending of the name chooses the format: .svg, .png or .html.
 
         Raises:
             ValueError: another ending, a folder that does not exist, a file that Saccade did not make (``force``
@@ -113,7 +113,7 @@ class Diagram:
 
     @property
     def _name(self) -> str:
-        """Of its elements, so that several pictures can stand in one page."""
+        """A prefix for element ids, so that several pictures can be in one page."""
         return "saccade-" + hashlib.sha256(f"{self.title}\n{self.description}".encode()).hexdigest()[:8]
 
 
@@ -131,7 +131,7 @@ def require_renderer() -> None:
 
 
 def _fonts_of_matplotlib() -> list[str] | None:
-    """Its fonts stand in on a machine that has none of ours."""
+    """matplotlib's fonts, for machines without the usual ones."""
     if importlib.util.find_spec("matplotlib") is None:
         return None
     from matplotlib import get_data_path
@@ -141,7 +141,7 @@ def _fonts_of_matplotlib() -> list[str] | None:
 
 
 def _with_software(png: bytes) -> bytes:
-    """With the mark by which Saccade knows its own files, after the header chunk."""
+    """The PNG with Saccade's mark after the header chunk, by which Saccade recognises its own files."""
     import struct
     import zlib
 

@@ -1,7 +1,7 @@
-"""How wide a text is, without asking a font.
+"""Widths of texts without reading a font.
 
 Widths are those of Helvetica, which Arial, Liberation Sans and Arimo share: one of them is on nearly every machine, so
-a picture that names all four needs no font inside. Where none is there, `textLength` in the SVG keeps the widths.
+pictures name all four and embed no font. On other machines `textLength` in the SVG keeps the widths.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ FAMILY = "Helvetica, Arial, 'Liberation Sans', Arimo, sans-serif"
 FAMILIES = ("Helvetica", "Arial", "Liberation Sans", "Arimo")
 ASCENT, DESCENT = 0.905, 0.212  # of the font size, above and below the baseline
 
-# Thousandths of the font size. Characters from U+0020 to U+007E, then those after it by name.
+# Thousandths of the font size. Characters from U+0020 to U+007E, then others by name.
 _REGULAR = (
     "278 278 355 556 556 889 667 191 333 333 389 584 278 333 278 278 556 556 556 556 556 556 556 556 556 556 278 "
     "278 584 584 584 556 1015 667 667 722 722 667 611 778 722 278 500 667 556 833 722 778 667 778 722 667 611 722 "
@@ -29,17 +29,17 @@ _OTHERS = {"‘": 278, "’": 278, "“": 500, "”": 500, "…": 1000, "–": 5
 _OTHERS |= {"·": 333, "√": 549, "∞": 713, "≈": 549, "≤": 549, "≥": 549, "→": 1000, "←": 1000, "↑": 500, "↓": 500}
 _OTHERS |= {"φ": 680, "Σ": 618, "α": 600, "λ": 530, "σ": 650}
 _WIDTHS = tuple({chr(32 + i): int(w) for i, w in enumerate(table.split())} | _OTHERS for table in (_REGULAR, _BOLD))
-_LATIN, _WIDE = 620, 1000  # of letters that are not in the table
+_LATIN, _WIDE = 620, 1000  # of letters outside the table
 
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
-    """How wide ``text`` is on one line, in the units of ``size``."""
+    """The width of ``text`` on one line, in the units of ``size``."""
     table = _WIDTHS[bold]
     return size / 1000 * sum(table.get(c) or _other(c, table) for c in text)
 
 
 def fitted(text: str, size: float, room: float, *, bold: bool = False) -> str:
-    """The text, or as much of its beginning as fits into ``room`` with three points after it."""
+    """The text, or as much of its beginning as fits into ``room`` with three dots after it."""
     if width_of(text, size, bold=bold) <= room:
         return text
     while text and width_of(text + "…", size, bold=bold) > room:
@@ -48,7 +48,7 @@ def fitted(text: str, size: float, room: float, *, bold: bool = False) -> str:
 
 
 def folded(text: str, size: float, room: float, *, bold: bool = False) -> list[str]:
-    """The whole text on as many lines as ``room`` makes necessary."""
+    """The whole text on as many lines as ``room`` needs."""
     lines = [""]
     for c in text:
         if lines[-1] and not unicodedata.combining(c) and width_of(lines[-1] + c, size, bold=bold) > room:

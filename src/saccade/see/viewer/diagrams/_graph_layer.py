@@ -19,7 +19,7 @@ def is_graph_layer(part: DiagramPart) -> bool:
 
 
 def draw_graph_layer(canvas: Canvas, part: DiagramPart, x: float, width: float) -> float:
-    """From the vectors of nodes to those that have read their neighbours; returns the lower edge."""
+    """The steps from the vectors of nodes to their outputs; returns the lower edge."""
     facts = part.facts
     heads, head, middle = facts["heads"], facts["head"], x + width / 2
     out = heads * head if facts["concat"] else head
@@ -50,7 +50,7 @@ def draw_graph_layer(canvas: Canvas, part: DiagramPart, x: float, width: float) 
     return frame.bottom + 44
 
 
-def told_of_graph_layer(part: DiagramPart) -> str:
+def describe_graph_layer(part: DiagramPart) -> str:
     """The layer in words."""
     facts = part.facts
     heads = counted(facts["heads"], "head")

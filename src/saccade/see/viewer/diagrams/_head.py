@@ -1,4 +1,4 @@
-"""The real numbers of one layer on a short text: what its heads read, compute and write.
+"""The real numbers of one layer on a short text: inputs, intermediate values and outputs of its heads.
 
 Shape legend: L tokens with the special ones, H query heads, D and Dv width of keys and values, E model width.
 """
@@ -25,13 +25,13 @@ class LayerNumbers:
     """One attention layer on one text, in float64.
 
     Attributes:
-        labels: the tokens, special ones included, as they can be shown.
-        query, value, out: (H, L, D), (H, L, Dv), (H, L, Dv). Keys and values of a group stand once for each head of it.
+        labels: the displayed tokens, special ones included.
+        query, value, out: (H, L, D), (H, L, Dv), (H, L, Dv). Keys and values are repeated for each head of their group.
         scores: (H, L, L), q . k before the scale. logits: after scale, softcap and bias.
-        weights: (H, L, L), those of `saccade.attention_weights`. visible: (L, L) or (H, L, L), which pairs count.
-        steps: what happens between scores and weights, in order: "scale", "softcap", "bias", "mask", "softmax".
-        inputs, outputs: (L, E) and (L, E), what the layer's module reads and writes; None where that is not known.
-        parts: the words that the tokens make, special ones included; empty without a text.
+        weights: (H, L, L), as `saccade.attention_weights`. visible: (L, L) or (H, L, L), the visible pairs.
+        steps: the steps from scores to weights, in order: "scale", "softcap", "bias", "mask", "softmax".
+        inputs, outputs: (L, E) and (L, E), of the layer's module; None if unknown.
+        parts: the words of the tokens, special ones included; empty without a text.
     """
 
     model: str
@@ -52,7 +52,7 @@ class LayerNumbers:
     outputs: np.ndarray | None
     module: nn.Module | None
     sink: bool = False  # whether a learned logit takes a share, so that rows sum to less than 1
-    rotary: bool = False  # whether queries and keys are turned by their positions
+    rotary: bool = False  # whether queries and keys are rotated by their positions
     words: bool = True
     parts: tuple[Word, ...] = ()
 
@@ -66,7 +66,7 @@ class LayerNumbers:
 
     @property
     def of(self) -> str:
-        """What was read, for titles."""
+        """The input, for titles."""
         return f"“{self.text}”" if self.words else "random embeddings"
 
 
@@ -74,17 +74,17 @@ def layer_numbers(model: TextModel, name: str, text: str, layer: int, most: int)
     """The numbers of ``layer`` on ``text``. ValueError for a text of more than ``most`` tokens."""
     tokens, words = _short(model, text, most)
     ids = model.whole(tokens.ids)
-    seen: list[ObservedCall] = []
+    calls: list[ObservedCall] = []
     around = _Around(model.module)
 
     def keep(at: int, call: ObservedCall) -> None:
         if at == layer:
-            seen.append(call)
+            calls.append(call)
             around.remember()
 
     with around:
         model.run(ids, keep)
-    numbers = _numbers(seen[0], name, text, labels_of(model, text, tokens, words), layer, around)
+    numbers = _numbers(calls[0], name, text, labels_of(model, text, tokens, words), layer, around)
     first, last = len(model.before), ids.shape[1] - len(model.after)
     return replace(numbers, parts=tuple(_without_signs(word, first, last) for word in words))
 
@@ -92,7 +92,7 @@ def layer_numbers(model: TextModel, name: str, text: str, layer: int, most: int)
 def in_words(numbers: LayerNumbers) -> LayerNumbers:
     """The same with labels, weights and visible pairs of whole words: (H, W, W).
 
-    A weight is summed over the tokens of the word that is looked at and averaged over those of the word that looks.
+    A weight is summed over the tokens of the key word and averaged over those of the query word.
     """
     if not numbers.parts:
         return numbers
@@ -106,13 +106,13 @@ def in_words(numbers: LayerNumbers) -> LayerNumbers:
 
 
 def _without_signs(word: Word, first: int, last: int) -> Word:
-    """A token that the model adds before ``first`` or from ``last`` on is called start or end, not <s> or [SEP]."""
+    """The word; a special token before ``first`` or from ``last`` on is called start or end, not <s> or [SEP]."""
     name = "start" if word.last <= first else "end" if word.first >= last else word.text
     return replace(word, text=name)
 
 
 def read_short(model: TextModel, text: str, most: int) -> tuple[Tokens, list[str]]:
-    """The tokens of ``text`` and what each is called, special ones included. ValueError for more than ``most``."""
+    """The tokens of ``text`` and their labels, special ones included. ValueError for more than ``most``."""
     tokens, words = _short(model, text, most)
     return tokens, labels_of(model, text, tokens, words)
 
@@ -125,7 +125,7 @@ def labels_of(model: TextModel, text: str, tokens: Tokens, words: list[Word]) ->
 
 
 def module_numbers(module: nn.Module, name: str, call: ObservedCall, inputs: Tensor, outputs: Tensor) -> LayerNumbers:
-    """The numbers of a module alone, on embeddings that stand for no words."""
+    """The numbers of a module alone, for embeddings without words."""
     around = _Around(module)
     around.found, around.inputs, around.outputs = module, inputs, outputs
     labels = [f"x{i + 1}" for i in range(call.query.shape[2])]
@@ -139,7 +139,7 @@ def _numbers(call: ObservedCall, name: str, text: str, labels: list[str], layer:
     key, value = key.repeat_interleave(group, 0), value.repeat_interleave(query.shape[0] // value.shape[0], 0)
     weights = weights_of(call)[0].detach().double().cpu()
     scale = call.scale if call.scale is not None else query.shape[-1] ** -0.5
-    # A bias of -inf hides as a mask does; what shows a pair is that an even call gives it weight.
+    # A bias of -inf hides as a mask does; a pair is visible if equal logits give it weight.
     even = attention_weights(
         call.query.new_zeros(call.query.shape), call.key.new_zeros(call.key.shape), call.mask, bias=call.bias
     )
@@ -173,7 +173,7 @@ def _numbers(call: ObservedCall, name: str, text: str, labels: list[str], layer:
 
 
 def spread_head(weights: np.ndarray) -> int:
-    """The head that weighs several words most evenly, the first token not counted: its picture tells most."""
+    """The head that weighs several words most evenly, without the first token: its picture shows most."""
     w = weights[:, 1:, 1:]
     return int((-np.where(w > 0, w * np.log(np.where(w > 0, w, 1)), 0)).sum((1, 2)).argmax())
 
@@ -191,13 +191,13 @@ def _short(model: TextModel, text: str, most: int) -> tuple[Tokens, list[Word]]:
 
 
 def usual_text(model: TextModel, most: int) -> str:
-    """`SENTENCE`, or as many of its words as this model's tokens allow, one at least."""
+    """`SENTENCE`, or as many of its words, at least one, as fit the tokens of a picture."""
     ordinary, fit = _fitting(model, read(model, SENTENCE)[1], most)
     return SENTENCE[: ordinary[max(1, fit) - 1].stop]
 
 
 def _fitting(model: TextModel, words: list[Word], most: int) -> tuple[list[Word], int]:
-    """The words of the text, and how many of the first ones a picture holds."""
+    """The words of the text, and the number of the first ones that fit a picture."""
     ordinary = [word for word in words if not word.special]
     return ordinary, sum(word.last - len(model.before) <= _room(model, most) for word in ordinary)
 
@@ -207,7 +207,7 @@ def _room(model: TextModel, most: int) -> int:
 
 
 def _label(words: list[Word], at: int, piece: str) -> str:
-    """The token's word where it is all of it, else its own piece."""
+    """The token's word if it is the whole word, else the token's own text."""
     word = next((word for word in words if word.first <= at < word.last), None)
     if word is not None and (word.last - word.first == 1 or word.special):
         return word.label
@@ -215,7 +215,7 @@ def _label(words: list[Word], at: int, piece: str) -> str:
 
 
 class _Around:
-    """Which module makes the attention call, what it reads and what it writes."""
+    """The module that makes the attention call, with its input and output."""
 
     def __init__(self, module: nn.Module):
         self._module, self._inside, self._hooks = module, list[tuple[nn.Module, Any]](), list[Any]()
@@ -234,7 +234,7 @@ class _Around:
             hook.remove()
 
     def remember(self) -> None:
-        """Called while the call is made: the innermost module that holds weights is the layer."""
+        """Called during the call: the innermost module with weights is the layer."""
         inner = [(part, x) for part, x in self._inside if any(True for _ in part.children())]
         if inner:
             self.found, self.inputs = inner[-1]

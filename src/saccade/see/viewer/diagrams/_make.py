@@ -1,4 +1,4 @@
-"""`saccade.diagram`: which picture of what, with whose numbers."""
+"""The implementation of `saccade.diagram`: chooses the kind, and the module and numbers to draw."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from ._variants import all_variants, draw_variants, of_mask, of_mechanism
 
 KINDS = ("attention", "multi-head", "block", "transformer", "decoder-step", "variants")
 READING = ("attention", "multi-head", "decoder-step")  # kinds with the numbers of a text
-LAYER = 1  # of the embedded model: the heads of its first layer mostly look at neighbours
-_TOKENS = 5  # of random embeddings, where a module reads no text
+LAYER = 1  # of the embedded model: heads of its first layer mostly attend to neighbours
+_TOKENS = 5  # random embeddings for a module without a text
 _ATTENTION = (MultiHeadAttention, SelfAttention, nn.MultiheadAttention)
 
 Head = tuple[int, int] | tuple[str, int, int] | str | None
@@ -54,12 +54,12 @@ def diagram(
     target: str | None = None,
     plain: bool = False,
 ) -> Diagram:
-    """`saccade.diagram`: arguments and errors stand there."""
+    """`saccade.diagram`, which documents arguments and errors."""
     check_theme(theme)
     if isinstance(source, str) and source in KINDS and kind is None:
         source, kind = None, source
     if source is not None and model is not None:
-        raise ValueError("model: source names what is drawn already; give one of them")
+        raise ValueError("model: source already names a model; pass only one of them")
     chosen = source if model is None else model
     kind = _kind_of(chosen) if kind is None else kind
     if kind not in KINDS:
@@ -108,7 +108,7 @@ def _attention(source: Any, text: str | None, head: Head, theme: str, plain: boo
 def _multi_head(source: Any, text: str | None, head: Head, theme: str, plain: bool) -> Diagram:
     numbers, _ = _numbers_of(source, text, head)
     if numbers.inputs is None or numbers.outputs is None:
-        raise ValueError(f"model: which module of {numbers.model} makes the attention call is not known")
+        raise ValueError(f"model: the module of {numbers.model} that makes the attention call is unknown")
     module = numbers.module
     assert module is not None
     numbers = in_words(numbers) if plain else numbers
@@ -144,15 +144,15 @@ def _decoder_step(source: Any, text: str | None, head: Head, theme: str, target:
     return Diagram("decoder-step", title, description, theme, facts, canvas)
 
 
-def _shown_head(reading: StepReading | None, asked: int | None) -> int:
-    """The head that is asked for where there is one, else the one that weighs several words most evenly."""
-    if reading is None or (asked is not None and asked < len(reading.weights)):
-        return asked or 0
+def _shown_head(reading: StepReading | None, chosen: int | None) -> int:
+    """The chosen head if it exists, else the head that weighs several words most evenly."""
+    if reading is None or (chosen is not None and chosen < len(reading.weights)):
+        return chosen or 0
     return spread_head(reading.weights[:, None].repeat(2, 1))
 
 
 def _numbers_of(source: Any, text: str | None, head: Head) -> tuple[LayerNumbers, int | None]:
-    """The numbers, and the head where one is asked for."""
+    """The numbers, and the chosen head, if any."""
     if isinstance(source, _ATTENTION):
         if text is not None:
             raise ValueError(f"text: {type(source).__name__} reads embeddings, not a text")
@@ -191,7 +191,7 @@ def _place(head: Head, model: TextModel) -> tuple[int, int | None]:
 
 
 def _without_part(head: Head) -> tuple[Head, bool]:
-    """A head of a decoder as (layer, head) or 'layer.head', and whether it was called the decoder's."""
+    """A head of a decoder as (layer, head) or 'layer.head', and whether the decoder was named."""
     if isinstance(head, str) and head.startswith("decoder."):
         return head.removeprefix("decoder."), True
     if isinstance(head, tuple) and len(head) == 3 and head[0] == "decoder":
@@ -200,7 +200,7 @@ def _without_part(head: Head) -> tuple[Head, bool]:
 
 
 def _parsed(head: Head) -> tuple[int, int]:
-    """(layer, head) of either form."""
+    """(layer, head) from either form."""
     if isinstance(head, str):
         layer, point, number = head.partition(".")
         if point and layer.isdecimal() and number.isdecimal():
@@ -211,7 +211,7 @@ def _parsed(head: Head) -> tuple[int, int]:
 
 
 def _random_numbers(module: nn.Module) -> LayerNumbers:
-    """What a module of attention does with embeddings drawn from N(0, 1), seed 0."""
+    """The numbers of a module of attention on embeddings from N(0, 1), seed 0."""
     name = type(module).__name__
     own: Any = from_torch(module) if isinstance(module, nn.MultiheadAttention) else module
     width = own.query.in_features if isinstance(own, SelfAttention) else own.config.width
@@ -224,14 +224,14 @@ def _random_numbers(module: nn.Module) -> LayerNumbers:
             outputs = own(x)
             calls.append(ObservedCall(query, key, value, out=attention(query, key, value), source=name))
         elif own.config.mechanism is not None:
-            raise ValueError(f"source: {own.config.mechanism.name!r} is used instead of softmax attention: no weights")
+            raise ValueError(f"source: expected softmax attention; {own.config.mechanism.name!r} has no weights")
         else:
             outputs = own.eval()(x, observe=calls.append)
     return module_numbers(module, name, calls[0], x, outputs)
 
 
 def _projection(module: nn.Module) -> tuple[int, int] | None:
-    """(in, out) of the last linear map of a layer of attention."""
+    """(in, out) of the last linear layer of attention."""
     own = getattr(module, "output", None) or getattr(module, "out_proj", None) or getattr(module, "o_proj", None)
     if isinstance(own, nn.Linear):
         return own.in_features, own.out_features
@@ -260,7 +260,7 @@ def _block(source: Any, theme: str) -> Diagram:
     name, module = _module_of(source)
     parts = [part for part in walk(tree_of(module)) if part.kind == "block" or is_graph_layer(part)]
     if not parts:
-        raise ValueError(f"source: {name} holds no block of saccade.nn, nor a torch.nn.TransformerEncoderLayer")
+        raise ValueError(f"source: {name} has no block of saccade.nn, and no torch.nn.TransformerEncoderLayer")
     canvas = Canvas()
     shown = parts[:2]
     description = draw_blocks(canvas, shown, name)
@@ -272,7 +272,7 @@ def _block(source: Any, theme: str) -> Diagram:
 def _transformer(source: Any, theme: str) -> Diagram:
     name, module = _module_of(source)
     if not any(part.kind in ("attention", "cross") for part in walk(tree_of(module))):
-        raise ValueError(f"source: {name} holds no attention to draw")
+        raise ValueError(f"source: {name} has no attention to draw")
     canvas = Canvas()
     description, total = draw_transformer(canvas, module, name)
     return Diagram("transformer", f"Architecture of {name}", description, theme, {"parameters": total}, canvas)

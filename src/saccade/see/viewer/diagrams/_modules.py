@@ -1,6 +1,6 @@
-"""What a module is made of, from its tree: parts with shapes and parameter counts that add up to the module's total.
+"""The parts of a module, from its tree: shapes and parameter counts that add up to the module's total.
 
-A parameter counts where it is met first; a part that shares it says so. Layers that are alike are one part, "N x".
+A parameter counts at its first part; others that share it say so. Equal layers are one part, "N x".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ACTIVATIONS = {
     "geglu": "GEGLU", "geglu_tanh": "GEGLU", "reglu": "ReGLU", "swiglu": "SwiGLU",
 }  # fmt: skip
 _SCHEMES = {RotaryConfig: "rotary positions", AlibiConfig: "ALiBi", T5Config: "relative positions"}
-_CLASSES = {  # what a class is, whatever it is called
+_CLASSES = {  # labels of classes, whatever their names
     "T5Bias": "Relative positions",
     "Learned": "Position embedding",
     "Sinusoidal": "Sinusoidal positions",
@@ -58,8 +58,8 @@ class DiagramPart:
     Attributes:
         kind: "attention", "cross", "feed-forward", "norm", "embedding", "head", "other"; with parts: "block", "stack",
             "side".
-        parameters: of all repeats together, those counted elsewhere not counted again.
-        placement: of a block: "pre", "post", "parallel"; "" where it is not known.
+        parameters: of all repeats together, without those counted in other parts.
+        placement: of a block: "pre", "post", "parallel"; "" if unknown.
     """
 
     kind: str
@@ -74,12 +74,12 @@ class DiagramPart:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def total(self) -> int:
-        """Of this part and those in it, as drawn: what adds up to the module's."""
+        """The parameters of this part and its parts, which add up to the module's."""
         return self.parameters if self.kind != "side" else sum(part.total() for part in self.parts)
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """The network itself, where a model keeps it with a tokenizer."""
+    """The network itself, for models that hold it together with a tokenizer."""
     return module.model if isinstance(module, LanguageModel) else module
 
 
@@ -88,7 +88,7 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def tree_of(module: nn.Module) -> list[DiagramPart]:
-    """The parts of a model in the order in which they are registered."""
+    """The parts of a model in the order of registration."""
     module = bare(module)
     parts = _Reader().read(module, "")
     table = _table_of_logits(module)
@@ -99,7 +99,7 @@ def tree_of(module: nn.Module) -> list[DiagramPart]:
 
 
 def _table_of_logits(module: nn.Module) -> nn.Embedding | None:
-    """The embedding that a decoder multiplies by in the end, where it has no head to see."""
+    """The embedding that is also the output matrix of a decoder without a head module."""
     if isinstance(module, DecoderLM):
         return module.embedding
     if isinstance(module, TextDecoder) and module.head is None and module.request.head is not None:
@@ -112,16 +112,16 @@ def is_block(module: nn.Module) -> bool:
 
 
 class _Reader:
-    """Walks a tree once, and knows which parameters were counted."""
+    """Walks a tree once, and remembers the counted parameters."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
-        self._positions: str | None = None  # of the stack that is being read, which holds them for its layers
+        self._positions: str | None = None  # of the current stack, which holds them for its layers
 
     def read(self, module: nn.Module, name: str) -> list[DiagramPart]:
         if is_block(module):
-            found = self.block(module, name)
-            return [] if found is None else [found]
+            block = self.block(module, name)
+            return [] if block is None else [block]
         if name == "head" or self._is_atomic(module):
             return self._leaf(module, name)
         if isinstance(module, Stack):
@@ -129,7 +129,7 @@ class _Reader:
         if isinstance(module, nn.ModuleList | nn.Sequential):
             return self._list(module, name)
         parts = [self._parameter(key, value) for key, value in module._parameters.items() if value is not None]
-        for key, child in module._modules.items():  # with those that stand twice, which named_children leaves out
+        for key, child in module._modules.items():  # including repeated ones, unlike named_children
             if child is not None:
                 inner = self.read(child, f"{name}.{key}" if name else key)
                 parts += self._side(key, inner)
@@ -137,7 +137,7 @@ class _Reader:
 
     @staticmethod
     def _side(key: str, inner: list[DiagramPart]) -> list[DiagramPart]:
-        """An encoder or a decoder with a stack of layers is a part of its own."""
+        """An encoder or a decoder with a stack of layers is one part."""
         if key in ("encoder", "decoder") and any(part.kind == "stack" for part in inner):
             return [DiagramPart("side", key.capitalize(), parts=inner, name=key)]
         return inner
@@ -254,7 +254,7 @@ class _Reader:
                 out.append(DiagramPart("stack", title, [], sum(part.total() for part in inner), inner, name=name))
             else:
                 last = None
-        # One layer alone needs no frame, unless it is a block.
+        # A single layer needs no frame, unless it is a block.
         return [
             part for stack in out
             for part in ([stack] if stack.repeat > 1 or stack.parts[0].kind == "block" else stack.parts)
@@ -327,19 +327,19 @@ def _named(module: nn.Module, short: str, name: str) -> tuple[str, str]:
 
 
 def _head_name(module: nn.Module) -> str:
-    """What a model's head does."""
+    """The label of a model's head."""
     kinds = [type(part).__name__ for part in module.modules()]
     if isinstance(module, GraphAttention):
         return "Graph attention"
     if any("Vocabulary" in kind or "NextToken" in kind for kind in kinds) or isinstance(module, nn.Embedding):
         return "Linear to vocabulary"
     named = {"Ctc": "Linear to characters", "Forecast": "Linear to forecast", "Span": "Linear to spans"}
-    found = next((label for part, label in named.items() if part in kinds[0]), None)
-    return found or ("Classifier" if len(kinds) > 1 else "Linear to vocabulary")
+    label = next((text for part, text in named.items() if part in kinds[0]), None)
+    return label or ("Classifier" if len(kinds) > 1 else "Linear to vocabulary")
 
 
 def _tied_embedding(module: nn.Module) -> nn.Embedding | None:
-    """The embedding whose matrix a head uses, where it is another module's."""
+    """The embedding of another module whose matrix the head uses, if any."""
     for part in module.modules():
         held = getattr(part, "_embedding", None)
         if isinstance(held, tuple) and getattr(part, "out", None) is None:
@@ -356,7 +356,7 @@ def _head_shape(module: nn.Module) -> str:
         return _shape_of(module)
     if tables:
         return _shape_of(tables[0], turned=True)
-    if not maps:  # a matrix of the embedding, held as a parameter
+    if not maps:  # the embedding's matrix, held as a parameter
         return f"{weights[-1].shape[1]:,} → {weights[-1].shape[0]:,}"
     return " → ".join(f"{n:,}" for n in (maps[0].in_features, *(m.out_features for m in maps)))
 
@@ -389,7 +389,7 @@ def _facts_of_graph(module: GraphAttention) -> dict[str, Any]:
 
 
 def _words(name: str) -> str:
-    """``ClassifierHead`` and ``pair_bias`` as words."""
+    """The words of names such as ``ClassifierHead`` and ``pair_bias``."""
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name.strip("_")).replace("_", " ")
     return apart[:1].upper() + apart[1:].lower()
 

@@ -14,7 +14,7 @@ from ._shapes import NUMBER, Box, arrow, heat, row_labels, vectors
 from ._theme import head_role
 
 MOST_TOKENS = 12
-MOST_HEADS = 8  # columns of a picture; of more heads the first ones and the last are drawn
+MOST_HEADS = 8  # columns of a picture; with more heads it shows the first ones and the last
 _COLUMN, _GAP = 128.0, 16.0
 _SHOWN = 6  # components of the input and of the output
 _BAR = 26.0
@@ -22,7 +22,7 @@ _PROJECTION = (300.0, 62.0)
 
 
 def draw_multi_head(canvas: Canvas, numbers: LayerNumbers, projection: tuple[int, int] | None, parameters: int) -> str:
-    """Draw it; returns the description. ``projection`` is the last linear map's (in, out), None where there is none."""
+    """Draw it; returns the description. ``projection`` is the last linear layer's (in, out), or None."""
     columns = columns_of(numbers.heads)
     wide = len(columns) * (_COLUMN + _GAP) - _GAP
     lefts = [i * (_COLUMN + _GAP) for i in range(len(columns))]
@@ -70,14 +70,14 @@ def draw_multi_head(canvas: Canvas, numbers: LayerNumbers, projection: tuple[int
 
 
 def columns_of(heads: int) -> list[int | None]:
-    """The heads that are drawn; None stands for those between."""
+    """The heads in the picture; None stands for those between."""
     if heads <= MOST_HEADS:
         return list(range(heads))
     return [*range(MOST_HEADS - 2), None, heads - 1]
 
 
 def first_head(numbers: LayerNumbers) -> str:
-    """What the commands, which count from 0, call the first box."""
+    """The number of the first box's head in commands, which count from 0."""
     return f"Head 1 is {numbers.layer}.0 in look and step" if numbers.words else "Head 1 has index 0"
 
 
@@ -90,7 +90,7 @@ def _draw_tokens(
     y: float,
     below: bool = False,
 ) -> float:
-    """The words with what each holds, in the middle; returns where it ends."""
+    """The words with their vectors, centred; returns the lower edge."""
     labels = numbers.labels
     if values is None:
         values = np.zeros((len(labels), 0))
@@ -162,12 +162,12 @@ def _facts(numbers: LayerNumbers, parameters: int) -> str:
 
 
 def describe_heads(numbers: LayerNumbers, projection: tuple[int, int] | None, parameters: int) -> str:
-    columns, told = columns_of(numbers.heads), []
+    columns, parts = columns_of(numbers.heads), []
     for head in (h for h in columns if h is not None):
         row = numbers.weights[head, -1]
         j = int(row.argmax())
         first = " ".join(typeset(v) for v in numbers.out[head, -1, :2])
-        told.append(f"head {head + 1} gives {numbers.labels[j]} {typeset(row[j])} and writes {first} …")
+        parts.append(f"head {head + 1} gives {numbers.labels[j]} {typeset(row[j])} and writes {first} …")
     between = f" ({numbers.heads} heads; not all are drawn)" if None in columns else ""
     linear = "" if projection is None else f" of {projection[0]} to {projection[1]}"
     return (
@@ -175,5 +175,5 @@ def describe_heads(numbers: LayerNumbers, projection: tuple[int, int] | None, pa
         f"{', '.join(numbers.labels)} are split to {numbers.heads} heads{between}; each head performs self-attention "
         f"on its own, {numbers.query.shape[-1]} wide; the outputs of all heads are concatenated and go through a "
         f"linear projection{linear} to the output. {parameters:,} parameters. Of the last word, {numbers.labels[-1]}: "
-        f"{'; '.join(told)}."
+        f"{'; '.join(parts)}."
     )

@@ -1,6 +1,6 @@
-"""One head, and all heads of a layer, in whole words: for a slide or a telephone. No numbers but those of the heads.
+"""One head, or all heads of a layer, in whole words: for slides and phones. Only heads have numbers.
 
-The flow goes down, so that letters of 14 units keep 13 pixels on a screen of 390.
+The flow is vertical, so that letters of 14 units keep 13 pixels on a screen of 390.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ._theme import head_role
 NARROW = 14  # the margin
 _WIDE = 366.0
 _SIZE, _TITLE = 15.0, 17.0
-_LINE = 19.0  # from baseline to baseline of a word that is folded
+_LINE = 19.0  # between the baselines of a word on several lines
 _BOX = 38.0  # height
 _DOWN = 26.0  # length of an arrow
-_LEFT = 232.0  # width of what Query and Key go through; Value passes beside it
-_WORD_ROOM = 132.0  # for the words on either side of the weights
-_THICKEST, _LEAST = 9.0, 0.05  # width of the line of a weight of 1; smaller weights have no line
-_OPACITY = 0.6  # of a line, so that each of several that cross is seen
-_SIDE, _ROW = 32.0, 50.0  # of the list of heads: what its arrows need, and its step
+_LEFT = 232.0  # width of the boxes of Query and Key; Value passes beside them
+_WORD_ROOM = 132.0  # for the words on each side of the weights
+_THICKEST, _LEAST = 9.0, 0.05  # line width of a weight of 1; least weight with a line
+_OPACITY = 0.6  # of a line, so that crossing lines are all visible
+_SIDE, _ROW = 32.0, 50.0  # of the list of heads: room for its arrows, and row height
 
 
 def draw_plain_attention(canvas: Canvas, numbers: LayerNumbers, head: int) -> str:
@@ -56,7 +56,7 @@ def draw_plain_attention(canvas: Canvas, numbers: LayerNumbers, head: int) -> st
 
 
 def draw_plain_heads(canvas: Canvas, numbers: LayerNumbers, projection: tuple[int, int] | None, parameters: int) -> str:
-    """Draw it; returns the description. ``projection`` is the last linear map's (in, out), None where there is none."""
+    """Draw it; returns the description. ``projection`` is the last linear layer's (in, out), or None."""
     words = _draw_words(canvas, numbers, "Input Embeddings")
     columns, middle = columns_of(numbers.heads), _WIDE / 2
     top = words.bottom + 64
@@ -83,13 +83,13 @@ def draw_plain_heads(canvas: Canvas, numbers: LayerNumbers, projection: tuple[in
 
 
 def _steps(numbers: LayerNumbers) -> list[str]:
-    """What happens between scores and weights, on two lines where there is much of it."""
+    """The steps from scores to weights, on two lines if there are many."""
     names = numbers.steps
     return [", ".join(names)] if len(names) < 5 else [", ".join(names[:3]) + ",", ", ".join(names[3:])]
 
 
 def _draw_words(canvas: Canvas, numbers: LayerNumbers, title: str) -> Box:
-    """The words in rows from the left; returns where they stand."""
+    """The words in rows from the left; returns their box."""
     canvas.text(_WIDE / 2, 0, title if numbers.words else "Inputs", size=_TITLE, anchor="middle", bold=True)
     rows: list[list[tuple[list[str], float]]] = [[]]
     for label in numbers.labels:
@@ -111,7 +111,7 @@ def _draw_words(canvas: Canvas, numbers: LayerNumbers, title: str) -> Box:
 
 
 def _draw_weights(canvas: Canvas, numbers: LayerNumbers, head: int, above: float) -> Box:
-    """Words that look on the left, words that are looked at on the right, and lines as thick as the weights."""
+    """Query words on the left, key words on the right, and lines as thick as the weights."""
     middle, top = _LEFT / 2, above + _DOWN + 18
     arrow(canvas, [(middle, above), (middle, above + _DOWN)])
     canvas.text(middle, top, "Attention weights", size=_TITLE, fill="weight", anchor="middle", bold=True)
@@ -162,7 +162,7 @@ def _draw_joined(canvas: Canvas, where: Box, columns: Sequence[int | None]) -> N
 
 
 def _fork(canvas: Canvas, above: float, below: float, ends: Sequence[float]) -> None:
-    """From the words to every part."""
+    """Arrows from the words to every part."""
     middle, level = ends[len(ends) // 2], above + 16
     for x in ends:
         points = [(middle, above), (middle, level), (x, level), (x, below)]
@@ -170,7 +170,7 @@ def _fork(canvas: Canvas, above: float, below: float, ends: Sequence[float]) -> 
 
 
 def _below(canvas: Canvas, above: Box, *title: str, middle: float = _LEFT / 2) -> Box:
-    """A box under another, with the arrow to it."""
+    """A box under another, with an arrow to it."""
     where = _box(canvas, middle - _LEFT / 2, above.bottom + _DOWN, _LEFT, *title)
     arrow(canvas, [(middle, above.bottom), (middle, where.y)])
     return where

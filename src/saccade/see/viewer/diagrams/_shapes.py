@@ -1,4 +1,4 @@
-"""The forms that all pictures share: boxes, arrows, pills, matrices of numbers, heat maps."""
+"""Shapes of all pictures: boxes, arrows, pills, matrices of numbers, heat maps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ._fonts import fitted
 
 HEAD = 8.0  # length of an arrow's head
 NUMBER = 14.0  # size of numbers and of the words beside them
-HEAT = 0.62  # opacity of a weight of 1: text on it still stands out
+HEAT = 0.62  # opacity of a weight of 1: text on it stays legible
 Point = tuple[float, float]
 
 
 class Box(NamedTuple):
-    """Where something stands."""
+    """A rectangle."""
 
     x: float
     y: float
@@ -77,7 +77,7 @@ def _toward(a: Point, b: Point, distance: float) -> Point:
 
 
 def node(canvas: Canvas, x: float, y: float, sign: str, *, radius: float = 13, stroke: str = "line") -> None:
-    """A small circle with what happens in it: a plus, a times, a dot."""
+    """A small circle with the sign of an operation: a plus, a times, a dot."""
     canvas.circle(x, y, radius, fill="paper", stroke=stroke, line=1.5)
     arm = radius * 0.46
     if sign == "dot":
@@ -106,7 +106,7 @@ def vectors(
     role: str,
     cell: tuple[float, float] = (46, 28),
 ) -> Box:
-    """Rows of numbers, the first ``shown`` of each vector and three points for the rest: (L, width)."""
+    """Rows of numbers, the first ``shown`` of each vector and an ellipsis for the rest: (L, width)."""
     rows, width = values.shape
     rest = 22 if width > shown else 0
     across, down = cell
@@ -158,7 +158,7 @@ def heat(
 
 
 def runs(chosen: np.ndarray) -> list[tuple[int, int, int]]:
-    """(row, start, stop) of what is True and stands side by side."""
+    """(row, start, stop) of each run of True."""
     out = []
     for i, row in enumerate(chosen):
         edges = np.flatnonzero(np.diff(np.concatenate(([0], row.astype(int), [0]))))

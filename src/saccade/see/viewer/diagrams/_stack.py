@@ -1,4 +1,4 @@
-"""Parts of a model one below the other: boxes with shapes and parameters, blocks with their residual stream, frames."""
+"""Parts of a model below one another: boxes with shapes and parameters, blocks with residual streams, frames."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ._fonts import fitted, width_of
 from ._modules import DiagramPart
 from ._shapes import Box, Point, arrow, node
 
-GAP = 20.0  # between two boxes: room for an arrow
+GAP = 20.0  # between two boxes, with an arrow
 PLUS = 9.0  # radius of a sum
 FRAME = 14.0  # from a frame to the residual stream in it
-RESIDUAL = 26.0  # from the boxes to the line around them
+RESIDUAL = 26.0  # from the boxes to the residual line around them
 _ROLES = {"attention": "weight", "cross": "key", "feed-forward": "head6", "head": "head4", "embedding": "head5"}
 DrawBox = Callable[[Canvas, DiagramPart, float, float, float], float]
 ADDED = (
@@ -27,7 +27,7 @@ ADDED = (
 
 @dataclass
 class Drawn:
-    """What was drawn: where it ends, and where keys and values of another side come in."""
+    """The lower edge of a drawing, and the points where keys and values of the other side enter."""
 
     bottom: float
     entries: list[Point] = field(default_factory=list)
@@ -38,7 +38,7 @@ def draw_parts(
 ) -> Drawn:
     """Draw ``parts`` from ``y`` downward, each ``width`` wide from ``x``; an arrow leads to each but the first.
 
-    ``axes`` are where numbers flow down; None is in the middle.
+    ``axes`` are the x positions of the flow; None is the middle.
     """
     drawn, before, ways = Drawn(y), None, axes or [x + width / 2]
     for part in parts:
@@ -59,7 +59,7 @@ def draw_parts(
 
 
 def _joint(canvas: Canvas, before: DiagramPart, part: DiagramPart, x: float, y: float) -> float:
-    """Between two parts: a plus where they are added, nothing between tables beside one another, else an arrow."""
+    """The sign between two parts: a plus if they are added, nothing between tables side by side, else an arrow."""
     if before.kind == part.kind == "embedding":
         if part.label not in ADDED:
             return y + 6
@@ -69,13 +69,13 @@ def _joint(canvas: Canvas, before: DiagramPart, part: DiagramPart, x: float, y: 
 
 
 def draw_plus(canvas: Canvas, x: float, y: float) -> float:
-    """What stands above and what stands below are added; returns where the lower one begins."""
+    """A plus between two parts; returns the upper edge of the lower one."""
     node(canvas, x, y + 12, "plus", radius=8)
     return y + 24
 
 
 def draw_box(canvas: Canvas, part: DiagramPart, x: float, y: float, width: float) -> float:
-    """One part: name and count on a line, its shape below; returns its lower edge."""
+    """One part: name and parameter count on a line, its shape below; returns its lower edge."""
     high = 32.0 if part.kind == "norm" else 48.0 if part.details else 34.0
     role = _ROLES.get(part.kind)
     fill, stroke = (f"{role}-wash", role) if role else ("wash", "edge")
@@ -93,9 +93,9 @@ def draw_box(canvas: Canvas, part: DiagramPart, x: float, y: float, width: float
 
 
 def draw_frame(canvas: Canvas, part: DiagramPart, x: float, y: float, width: float) -> Drawn:
-    """Layers that are alike, drawn once: a frame with how many there are and what they hold together."""
+    """A frame around equal layers, drawn once, with their number and parameters."""
     top = y + 40
-    # The frame goes behind: its height is known when its content is drawn.
+    # The frame goes behind its content, which sets its height.
     known = part.parts[0].kind == "block"
     bottom = _draw_inside(Canvas(), part.parts, x, top, width, known).bottom + FRAME
     frame = Box(x - FRAME, y, width + 2 * FRAME, bottom - y)
@@ -107,12 +107,14 @@ def draw_frame(canvas: Canvas, part: DiagramPart, x: float, y: float, width: flo
     total = f"{part.parameters:,}"
     canvas.text(right, y + 26, total, size=13, fill="soft", anchor="end")
     room = right - left - width_of(total, 13) - 10
-    canvas.text(left, y + 26, fitted(_block_title(part), 14, room), size=14, fill="soft")
+    inner, several = part.parts[0], len(part.parts) > 1
+    title = title_of(inner) if inner.kind == "block" else f"{part.label}, its parts" if several else part.label
+    canvas.text(left, y + 26, fitted(title, 14, room), size=14, fill="soft")
     return Drawn(bottom, _draw_inside(canvas, part.parts, x, top, width, known).entries)
 
 
 def _draw_inside(canvas: Canvas, parts: Sequence[DiagramPart], x: float, y: float, width: float, known: bool) -> Drawn:
-    """The parts of a layer; without arrows where only their names are known, and not in which order they act."""
+    """The parts of a layer; without arrows if only their names are known, not their order."""
     if known:
         return draw_parts(canvas, parts, x, y, width)
     for part in parts:
@@ -120,20 +122,15 @@ def _draw_inside(canvas: Canvas, parts: Sequence[DiagramPart], x: float, y: floa
     return Drawn(y - 6)
 
 
-def _block_title(part: DiagramPart) -> str:
-    inner = part.parts[0]
-    return title_of(inner) if inner.kind == "block" else f"{part.label}, its parts" if part.parts[1:] else part.label
-
-
 def title_of(block: DiagramPart) -> str:
-    """With how it is normalised."""
+    """The block's label with the place of its norm."""
     return f"{block.label}, {block.placement}-norm" if block.placement != "parallel" else f"{block.label}, parallel"
 
 
 def draw_block(
     canvas: Canvas, block: DiagramPart, x: float, y: float, width: float, draw: DrawBox | None = None
 ) -> Drawn:
-    """Attention and feed-forward with their norms and the residual stream around them; ``draw`` draws each box."""
+    """Attention and feed-forward with their norms and the residual stream; ``draw`` draws each box."""
     draw = draw or draw_box
     x, width = x + RESIDUAL, width - 2 * RESIDUAL
     if block.placement == "parallel":
@@ -162,7 +159,7 @@ def _draw_sublayer(
         entries.append((x, (top + at) / 2))
     plus = at + GAP - 2 + PLUS
     arrow(canvas, [(middle, at + 1), (middle, plus - PLUS)])
-    # The stream leaves before the norm and comes back behind the layer.
+    # The stream leaves before the norm and returns after the layer.
     arrow(canvas, [(middle, y + 7), (right, y + 7), (right, plus), (middle + PLUS, plus)], stroke="ink")
     node(canvas, middle, plus, "plus", radius=PLUS, stroke="ink")
     at = plus + PLUS
@@ -173,7 +170,7 @@ def _draw_sublayer(
 
 
 def _draw_parallel(canvas: Canvas, block: DiagramPart, x: float, y: float, width: float, draw: DrawBox) -> Drawn:
-    """One norm, both layers beside one another, their sum, and the residual stream added to it."""
+    """One norm, both layers side by side, their sum, and the residual stream added to it."""
     middle, right = x + width / 2, x + width + RESIDUAL
     arrow(canvas, [(middle, y), (middle, y + GAP + 4)])
     norms = [norm for part in block.parts for norm in part.parts]

@@ -1,4 +1,4 @@
-"""The real numbers of one step of decoding: what the new token adds to the cache, what it reads, what comes next.
+"""The real numbers of one decoding step: the new token's vectors, its weights, and the next tokens.
 
 Shape legend: B items, H / Hkv query and key heads, Lk keys, D and Dv width of keys and values.
 """
@@ -23,17 +23,17 @@ from ...inspection._targets import Target, read_target, target_tokenizer
 from ._head import read_short
 
 MOST_TOKENS = 12
-WRITTEN = 5  # tokens of a target that the model writes itself, at most
-_BEST = 3  # next tokens that are shown
+WRITTEN = 5  # most tokens of a target that the model writes
+_BEST = 3  # next tokens in the picture
 
 
 @dataclass(frozen=True, eq=False)
 class StepReading:
-    """What the new token's query reads in one layer, in float64.
+    """The weights and output of the new token's query in one layer, in float64.
 
     Attributes:
-        labels: the Lk tokens whose keys are held.
-        query: (H, D). key, value: (Hkv, Lk, D) and (Hkv, Lk, Dv), as the cache holds them.
+        labels: the Lk tokens of the keys.
+        query: (H, D). key, value: (Hkv, Lk, D) and (Hkv, Lk, Dv), as in the cache.
         weights: (H, Lk). out: (H, Dv).
         shape: of the layer's keys in the cache, (B, Hkv, Lk, D).
         token_bytes: of the keys and values of one token, in all layers.
@@ -49,7 +49,7 @@ class StepReading:
     token_bytes: int
 
     def of_head(self, head: int) -> tuple[np.ndarray, np.ndarray]:
-        """The keys and values that a query head reads."""
+        """The keys and values of a query head."""
         group = head // (len(self.weights) // len(self.key))
         return self.key[group], self.value[group]
 
@@ -59,7 +59,7 @@ class StepNumbers:
     """One step in one layer.
 
     Attributes:
-        own: of the text that is decoded, the new token last. source: of the source, where there is one.
+        own: of the decoded text, with the new token last. source: of the source, if there is one.
         before: shape of the layer's keys before this step, (B, Hkv, Lk - 1, D).
         following: the most probable next tokens and their probabilities.
     """
@@ -73,10 +73,10 @@ class StepNumbers:
 
 
 def step_numbers(model: TextModel, text: str, layer: int, target: str | None = None) -> StepNumbers:
-    """Decode the last token of ``text`` after the others; of an encoder-decoder, that of its ``target``.
+    """Decode the last token of ``text`` after the others; for an encoder-decoder, the last one of its ``target``.
 
     Raises:
-        ValueError: a model that decodes nothing, a text or a target that is too long or too short for a picture.
+        ValueError: a model that cannot decode, a text or a target that is too long or too short for a picture.
     """
     if isinstance(model.module, EncoderDecoder):
         return _of_pair(model, model.module, text, layer, target)
@@ -84,24 +84,24 @@ def step_numbers(model: TextModel, text: str, layer: int, target: str | None = N
     if target is not None:
         raise ValueError(f"target: {model.name} reads none; an encoder-decoder does")
     if not isinstance(module, DecoderLM | TextDecoder):
-        raise ValueError(f"model: {model.name} decodes no text token by token; a decoder such as GPT-2 does")
+        raise ValueError(f"model: {model.name} does not decode text token by token; a decoder such as GPT-2 does")
     if isinstance(module, TextDecoder) and module.request.head != "causal-lm":
         raise ValueError(f"model: {model.name} has no head that gives next tokens")
     tokens, labels = read_short(model, text, MOST_TOKENS)
     ids = model.whole(tokens.ids)
     if ids.shape[1] < 2:
-        raise ValueError("text: a step reads the earlier tokens; at least two tokens are needed")
-    cache, seen = module.cache(), list[ObservedCall]()
+        raise ValueError("text: expected at least two tokens: a step reads the earlier ones")
+    cache, calls = module.cache(), list[ObservedCall]()
 
     def keep(at: int, call: ObservedCall) -> None:
         if at == layer:
-            seen.append(call)
+            calls.append(call)
 
     ids = ids.to(next(module.parameters()).device)
     with evaluating(module), torch.no_grad():
         _logits(module, ids[:, :-1], cache, keep)
         logits = _logits(module, ids[:, -1:], cache, keep)
-    first, last = seen
+    first, last = calls
     following = _following(logits, model)
     return StepNumbers(
         _reading(last, labels, model.layers), None, layer, model.layers, tuple(first.key.shape), following
@@ -116,18 +116,18 @@ def _of_pair(model: TextModel, module: EncoderDecoder, text: str, layer: int, ta
         raise ValueError(f"model: {model.name} has no head that gives next tokens")
     with evaluating(module):
         ids, labels = _short(read_target(module, target, source))
-    given, cache, seen = torch.tensor([ids], device=device), module.cache(), list[ObservedCall]()
+    given, cache, calls = torch.tensor([ids], device=device), module.cache(), list[ObservedCall]()
     first = len(module.encoder.blocks)
 
     def keep(at: int, call: ObservedCall) -> None:
         if at - first == layer:
-            seen.append(call)
+            calls.append(call)
 
     with evaluating(module), torch.no_grad():
         memory = module.encode(source)
         for part in (given[:, :-1], given[:, -1:]):
             out = module(memory=memory, decoder_input_ids=part, cache=cache, observe=keep)
-    before, _, own, cross = seen  # self- and cross-attention of both calls
+    before, _, own, cross = calls  # self- and cross-attention of both calls
     layers = len(module.decoder.blocks)
     return StepNumbers(
         _reading(own, labels, layers),
@@ -140,13 +140,13 @@ def _of_pair(model: TextModel, module: EncoderDecoder, text: str, layer: int, ta
 
 
 def _short(target: Target) -> tuple[list[int], list[str]]:
-    """The tokens that the decoder has read, the new one last, without those that end a text; what each is called."""
+    """The tokens that the decoder has read, the new one last, end tokens left out; and their labels."""
     stop = max((word.last for word in target.words if not word.special), default=len(target.ids))
     stop = min(stop, WRITTEN) if target.written else stop
     if stop > MOST_TOKENS:
-        raise ValueError(f"target: {stop} tokens came; a picture holds {MOST_TOKENS}, the start token among them")
+        raise ValueError(f"target: expected at most {MOST_TOKENS} tokens with the start token, got {stop}")
     if stop < 2:
-        raise ValueError("target: a step reads the earlier tokens; at least two tokens are needed")
+        raise ValueError("target: expected at least two tokens: a step reads the earlier ones")
     return target.ids[:stop], list(target.labels[:stop])
 
 
@@ -170,7 +170,7 @@ def _logits(module: nn.Module, ids: Tensor, cache: KVCache, keep: object) -> Ten
 
 
 def _following(logits: Tensor, tokens: Any) -> list[tuple[str, float]]:
-    """The most probable next tokens, as ``tokens`` writes them."""
+    """The most probable next tokens, as text."""
     best = logits[0, -1].double().cpu().softmax(-1).topk(_BEST)
     words = [tokens.written(int(token)).replace("\n", "⏎").strip() or "␣" for token in best.indices]
     return list(zip(words, best.values.tolist(), strict=True))

@@ -12,9 +12,9 @@ THEMES = ("auto", "light", "dark")
 LIGHT = {
     "paper": "#ffffff",
     "ink": "#1b1f24",
-    "soft": "#57606a",  # what stands beside: shapes, captions
+    "soft": "#57606a",  # secondary text: shapes, captions
     "line": "#6e7781",  # arrows
-    "edge": "#c4ccd4",  # borders of what has no role
+    "edge": "#c4ccd4",  # other borders
     "wash": "#f3f5f7",
     "hidden": "#e4e8ec",
     "query": "#0a5cb5",
@@ -47,7 +47,7 @@ DARK = {
     "heat": "#c23b80",
     "pair": "#d9669f",
 }
-# Heads, one after another: strokes and text, and the ground of their boxes.
+# Heads in order: strokes and text, and the background of their boxes.
 _HEADS = (
     ("#0a5cb5", "#dfedfb", "#7db9fb", "#11304f"),
     ("#a34a00", "#fdebd7", "#ffb26b", "#482b0e"),
@@ -65,5 +65,5 @@ for _number, (_stroke, _wash, _dark, _dark_wash) in enumerate(_HEADS):
 
 
 def head_role(number: int) -> str:
-    """The colour of a head, counted from 0; after eight they begin again."""
+    """The colour of a head, counted from 0; colours repeat after eight."""
     return f"head{number % HEADS}"

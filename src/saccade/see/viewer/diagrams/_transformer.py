@@ -13,14 +13,14 @@ from ._modules import DiagramPart, tree_of, walk
 from ._shapes import arrow
 from ._stack import ADDED, FRAME, GAP, draw_parts, draw_plus
 
-_WIDTH, _WIDE = 356.0, 600.0  # of a column, and of one whose layers stand beside one another
+_WIDTH, _WIDE = 356.0, 600.0  # of a column, and of one with parallel layers
 _GUTTER = 96.0  # between encoder and decoder
 _FIRST = ("Patch embedding", "Token embedding", "Embedding: nodes", "Class token")
 
 
 @dataclass
 class Flow:
-    """The parts of a model in the order in which numbers pass them."""
+    """The parts of a model in the order of computation."""
 
     inputs: list[DiagramPart] = field(default_factory=list)  # of both sides
     encoder: list[DiagramPart] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Flow:
 
 
 def flow_of(parts: Sequence[DiagramPart]) -> Flow:
-    """Modules are registered in about the order in which they are used; embeddings and heads are put where they act."""
+    """The flow of parts, which are registered about in order; embeddings and heads move to their places."""
     sides = [part for part in parts if part.kind == "side"]
     flow, begun = Flow(), False
     source: list[DiagramPart] = []
@@ -56,7 +56,7 @@ def flow_of(parts: Sequence[DiagramPart]) -> Flow:
 
 
 def _ordered(parts: list[DiagramPart]) -> list[DiagramPart]:
-    """Embeddings that are added stand together, the others behind; layers that read a signal keep their order."""
+    """Embeddings that are added first, then the others; layers that read a signal keep their order."""
     if all(part.kind in ("embedding", "norm") for part in parts):
         return sorted(parts, key=_rank)
     masks = [part for part in parts if part.label == "Mask vector"]
@@ -74,7 +74,7 @@ def _rank(part: DiagramPart) -> int:
 
 
 def draw_transformer(canvas: Canvas, module: nn.Module, title: str) -> tuple[str, int]:
-    """Draw it; returns the description and the sum of the parameters that are drawn."""
+    """Draw it; returns the description and the sum of the drawn parameters."""
     parts = tree_of(module)
     flow = flow_of(parts)
     total = sum(part.total() for part in parts)
@@ -104,7 +104,7 @@ def _draw_two(canvas: Canvas, flow: Flow, wide: float) -> float:
     for left, name in zip(lefts, names, strict=True):
         canvas.text(left + wide / 2, 12, name, size=15, anchor="middle", bold=True)
     if flow.inputs:
-        # One table for both sides, drawn across them.
+        # One table for both sides, across both columns.
         for left in lefts:
             x = left + wide / 2
             arrow(canvas, [(x, top), (x, top + GAP)])
@@ -129,7 +129,7 @@ def _draw_two(canvas: Canvas, flow: Flow, wide: float) -> float:
 
 
 def _join(canvas: Canvas, bottom: float, entries: Sequence[tuple[float, float]], width: float, step: float) -> None:
-    """From the encoder's end through the gutter to each cross-attention."""
+    """Arrows from the encoder's end to each cross-attention."""
     gutter = width + FRAME + _GUTTER / 2
     for x, y in entries:
         arrow(
@@ -140,25 +140,24 @@ def _join(canvas: Canvas, bottom: float, entries: Sequence[tuple[float, float]],
 
 
 def _description(parts: Sequence[DiagramPart], flow: Flow, title: str, total: int) -> str:
-    told = []
+    sentences = []
     for side, inner in (
         ("", flow.inputs),
         ("Encoder: ", flow.encoder),
         ("Decoder: ", flow.decoder),
         ("", flow.outputs),
     ):
-        named = [_told(part) for part in inner]
+        named = [_in_words(part) for part in inner]
         if named:
-            told.append((side if flow.decoder else "") + ", then ".join(named))
+            sentences.append((side if flow.decoder else "") + ", then ".join(named))
     count = sum(1 for part in walk(list(parts)) if part.kind in ("attention", "cross"))
-    return (
-        f"{title}, from input to output, {total:,} parameters. {'. '.join(told)}. {count} kinds of attention are drawn."
-    )
+    body = ". ".join(sentences)
+    return f"{title}, from input to output, {total:,} parameters. {body}. {count} kinds of attention are drawn."
 
 
-def _told(part: DiagramPart) -> str:
+def _in_words(part: DiagramPart) -> str:
     if part.kind == "stack":
-        inner = "; ".join(_told(p) for p in part.parts)
+        inner = "; ".join(_in_words(p) for p in part.parts)
         return f"{part.repeat} times ({inner}), {part.parameters:,} parameters together"
     if part.kind == "block":
         names = ", ".join(p.label.lower() + (f" ({p.details[0]})" if p.details else "") for p in part.parts)

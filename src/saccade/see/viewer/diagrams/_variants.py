@@ -1,4 +1,4 @@
-"""One small picture a variant: the pairs it computes, taken from the mask or the mechanism itself."""
+"""One small picture for each variant: its pairs, computed from the mask or the mechanism itself."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from ._shapes import Box, arrow, runs
 LENGTH = 16  # tokens of each picture
 _SIDE, _GAP, _HEAD, _FOOT = 160.0, 44.0, 26.0, 48.0
 _COLUMNS = 5
-_WIDTH = 8  # of a head, where a mechanism is asked
-_SUMMARIES = ("linear", "performer", "linformer", "nystrom")  # read sums of keys and values, and compute no pairs
+_WIDTH = 8  # of a head, for mechanisms whose pairs are probed
+_SUMMARIES = ("linear", "performer", "linformer", "nystrom")  # use sums of keys and values instead of pairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +37,9 @@ class Variant:
     """A variant as one picture.
 
     Attributes:
-        name, code: what it is called, and how it is written in Saccade.
-        pairs: (LENGTH, LENGTH), which pairs it computes; None where it computes none.
-        note: how many, or what it computes instead.
+        name, code: its name, and its expression in Saccade.
+        pairs: (LENGTH, LENGTH), the computed pairs; None for a mechanism without pairs.
+        note: the number of pairs, or what replaces them.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Variant:
 
 
 def all_variants() -> list[Variant]:
-    """Masks, then mechanisms that compute pairs, then those that compute none."""
+    """Masks, then mechanisms with pairs, then those without."""
     masks: list[tuple[str, str, Mask | None]] = [
         ("Full", "no mask", None),
         ("Causal", "Causal()", Causal()),
@@ -82,7 +82,7 @@ _CHOSEN = ("reformer", "block-topk", "longformer")
 
 
 def of_mask(mask: Mask | None, name: str, code: str = "") -> Variant:
-    """The pairs that a mask shows, of its first item and head where it has several."""
+    """The visible pairs of a mask, of its first item and head if it has several."""
     if mask is None:
         pairs = np.ones((LENGTH, LENGTH), bool)
     else:
@@ -92,7 +92,7 @@ def of_mask(mask: Mask | None, name: str, code: str = "") -> Variant:
 
 
 def of_mechanism(config: MechanismConfig) -> Variant:
-    """What a mechanism computes: its pairs on random vectors, or the sums it keeps in their place."""
+    """A mechanism: its pairs on random vectors, or the sums that replace them."""
     name = _NAMES.get(config.name, config.name.capitalize())
     code = type(config).__name__
     if isinstance(config, LinformerConfig):
@@ -109,7 +109,7 @@ def of_mechanism(config: MechanismConfig) -> Variant:
 
 
 def probed_pairs(config: MechanismConfig) -> np.ndarray:
-    """(L, L): the pairs whose value reaches the query's output, found with one-hot values on random vectors."""
+    """(L, L): the pairs whose value affects the query's output, found with one-hot values on random vectors."""
     sizes = HeadSizes(_WIDTH, config.maps, config.maps, _WIDTH, LENGTH)
     generator = torch.Generator().manual_seed(4)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -146,13 +146,13 @@ def draw_variants(canvas: Canvas, variants: Sequence[Variant]) -> str:
     low = rows * (_HEAD + _SIDE + _FOOT + 30)
     wide = columns * (_SIDE + _GAP) - _GAP
     if len(variants) > 1:
-        told = "Rows are queries, columns are keys; a filled square is a pair that is computed."
-        canvas.text(wide / 2, low, told, size=13, fill="soft", anchor="middle")
+        caption = "Rows are queries, columns are keys; a filled square is a pair that is computed."
+        canvas.text(wide / 2, low, caption, size=13, fill="soft", anchor="middle")
     return _description(variants)
 
 
 def _draw_pairs(canvas: Canvas, where: Box, pairs: np.ndarray) -> None:
-    """Filled squares, those of a row side by side as one, on a faint grid."""
+    """Filled squares on a faint grid, joined within a row."""
     rows, columns = pairs.shape
     cell = where.width / max(rows, columns)
     canvas.rect(where.x, where.y, columns * cell, rows * cell, fill="wash", stroke="edge", line=1, radius=3)
@@ -168,7 +168,7 @@ def _draw_pairs(canvas: Canvas, where: Box, pairs: np.ndarray) -> None:
 
 
 def _draw_summary(canvas: Canvas, where: Box, kind: str) -> None:
-    """What stands instead of pairs: a state, mixed keys, or landmarks."""
+    """The picture of a mechanism without pairs: a state, mixed keys, or landmarks."""
     if kind == "state":
         _draw_state(canvas, where)
     elif kind == "linformer":
@@ -179,7 +179,7 @@ def _draw_summary(canvas: Canvas, where: Box, kind: str) -> None:
 
 
 def _draw_state(canvas: Canvas, where: Box) -> None:
-    """Keys and values into one square, out of which each query reads."""
+    """Keys and values into one square, which each query reads."""
     high, middle = _SIDE - 26, where.y + (_SIDE - 26) / 2
     left, right = where.x + 2, where.right - 26
     state = Box(where.middle[0] - 24, middle - 24, 48, 48)
@@ -206,5 +206,5 @@ def _draw_product(canvas: Canvas, where: Box, parts: Sequence[tuple[str, float, 
 
 
 def _description(variants: Sequence[Variant]) -> str:
-    told = "; ".join(f"{variant.name} ({variant.code}): {variant.note}" for variant in variants)
-    return f"Which pairs of queries (rows) and keys (columns) each variant of attention computes. {told}."
+    listed = "; ".join(f"{variant.name} ({variant.code}): {variant.note}" for variant in variants)
+    return f"Which pairs of queries (rows) and keys (columns) each variant of attention computes. {listed}."

@@ -1,6 +1,6 @@
-"""What heads are for, shown: maps of a number a head, bars, and sentences about both.
+"""Measurements of heads, shown: maps with a number for each head, bars, and sentences.
 
-`_terminal.py` prints what `saccade.attribution` measured, `_sentences.py` says what stands out, `_figure.py` draws.
+`_terminal.py` prints results of `saccade.attribution`, `_sentences.py` summarises them, `_figure.py` draws them.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CELL = 0.42  # inches, so that a number of four digits fits at 6 points
-LEAST_WIDTH, MARGIN = 4.4, 1.6  # inches, of a panel and of what stands beside its map
+LEAST_WIDTH, MARGIN = 4.4, 1.6  # inches, of a panel and of the space beside its map
 LINE, LETTER = 0.15, 0.053  # inches, of a title at 8 points
 SIDE_BY_SIDE = 12  # columns up to which two maps stand beside each other
-LARGEST = 7  # components of a side that have a line of their own
+LARGEST = 7  # components of a side with their own lines
 
 
 class _Panel(NamedTuple):
@@ -36,14 +36,14 @@ class _Panel(NamedTuple):
     rows: list[str]
     columns: list[str]
     sides: tuple[str, str] = ("layer", "head")
-    most: float | None = None  # the number of the full colour; None is the largest of this map
+    most: float | None = None  # the number with the full colour; None is the largest of this map
 
 
 def draw_importance(
     importance: HeadImportance, kind: str, measured: str, attributed: Attribution | None = None
 ) -> bytes:
-    """What the loss rises by without each head, as ``kind`` "png" (300 dots an inch), "svg" or "pdf"; beside it, where
-    it is given, what each head writes towards a token."""
+    """The rise of the loss without each head, as ``kind`` "png" (300 dots an inch), "svg" or "pdf"; with `attributed`,
+    beside it the contribution of each head to a token's logit."""
     how = ", first-order estimate" if importance.by == "gradient" else ""
     labels = layer_labels(importance.values.calls)
     panels = [
@@ -68,8 +68,8 @@ def draw_patching(patching: Patching, kind: str, measured: str) -> bytes:
 
 
 def draw_why(answer: WhyAttends, kind: str) -> bytes:
-    """The logit over pairs of components: the largest of each side, and all others as one."""
-    matrix, names = answer.matrix.numpy(), [str(one) for one in answer.components]
+    """The logit over pairs of components: the largest of each side, and the others as one."""
+    matrix, names = answer.matrix.numpy(), [str(component) for component in answer.components]
     rows, row_names = _largest(matrix, names)
     columns, column_names = _largest(matrix.T, names)
     values = rows @ matrix @ columns.T
@@ -99,7 +99,7 @@ def _panel(title: str, values: np.ndarray, layers: list[str]) -> _Panel:
 
 
 def _largest(matrix: np.ndarray, names: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """(R, C) which components of the matrix's rows make each line, and the lines' names."""
+    """(R, C) the components of the matrix's rows that make up each line, and the lines' names."""
     count = len(names)
     if count <= LARGEST + 1:
         return np.eye(count), list(names)
@@ -146,7 +146,7 @@ def _paint(axes: Axes, panel: _Panel) -> None:
 
 
 def _wrapped(title: str, width: float) -> list[str]:
-    """Lines that stand above a map, so many inches wide with its margins."""
+    """The lines of a title above a map of so many inches, margins included."""
     letters = int((width - MARGIN) / LETTER)
     return [line for part in title.split("\n") for line in textwrap.wrap(part, letters)]
 

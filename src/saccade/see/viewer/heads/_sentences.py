@@ -1,4 +1,4 @@
-"""Sentences about what was measured of heads."""
+"""Sentences about measurements of heads."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from ....support._numbers import DOT, counted, decimals_for, joined, percent, si
 from ...attribution import Head, HeadImportance, HeadValues, Patching
 from ...attribution._heads import by_sign
 
-NOTHING = 0.1  # of what the head does that does most
-NAMED = 5  # heads that are named as those that are needed most, and least
+NOTHING = 0.1  # share of the largest effect below which a head has hardly any
+NAMED = 5  # heads named as most and as least important
 
 
 def rises(importance: HeadImportance) -> HeadValues:
-    """What the loss rises by without each head; of a gradient to first order."""
+    """The rise of the loss without each head; from a gradient to first order."""
     if importance.signed is None:
         return importance.values
     return HeadValues(importance.signed.calls, -importance.signed.values)
 
 
 def _rise_intervals(importance: HeadImportance) -> dict[Head, tuple[float, float]]:
-    """The 95 % interval of what the loss rises by without each head; empty where nothing gives one."""
+    """The 95 % interval of the rise of the loss without each head; empty if there are no intervals."""
     low, high, sign = importance.low, importance.high, 1
     if importance.signed is not None:
         low, high, sign = importance.signed_high, importance.signed_low, -1
@@ -31,14 +31,14 @@ def _rise_intervals(importance: HeadImportance) -> dict[Head, tuple[float, float
 
 
 def legend(values: Iterable[float], digits: int) -> str:
-    """What the dot stands for, where one of these numbers has it; else nothing."""
+    """The meaning of the dot, if one of these numbers is shown as one; else ""."""
     least = without_zero(f"{0.5 * 10**-digits:.{digits + 1}f}")
     return f"{DOT} is 0, to within {least}" if any(signed_cell(value, digits) == DOT for value in values) else ""
 
 
 def importance_sentences(importance: HeadImportance) -> list[str]:
-    """The five heads that matter most, those that certainly harm, of which heads the sign is open, those that matter
-    least, and in which order heads were removed."""
+    """Sentences on the heads that matter most, those that certainly harm, those with open sign, those that matter
+    least, and the order of removal."""
     if importance.removed:
         return _removals(importance)
     by_head = dict(zip(importance.heads, rises(importance).values.tolist(), strict=True))
@@ -72,17 +72,17 @@ def _harmful(
     ends: dict[Head, tuple[float, float]],
     listed: Callable[[Sequence[Head]], str],
 ) -> list[str]:
-    """Which heads the loss falls without: those whose interval is below 0, and how many have 0 in it."""
+    """Heads without which the loss falls: those with an interval below 0, and the number with 0 in it."""
     falls, count = "would fall" if importance.by == "gradient" else "falls", len(importance.heads)
     if not ends:
-        said = f"For {len(below)} of the {count} heads the loss {falls} without the head"
-        return [f"{said}; how certain that is, a longer text shows."] if below else []
+        sentence = f"For {len(below)} of the {count} heads the loss {falls} without the head"
+        return [f"{sentence}; how certain that is, a longer text shows."] if below else []
     certain = [head for head in below if ends[head][1] < 0]
     open_ones = sum(low <= 0 <= high for low, high in ends.values())
     out = []
     if certain:
-        said = f"For {len(certain)} of the {count} heads the loss {falls} without the head"
-        out.append(f"{said}, most without {listed(certain[:3])}; chance alone gives about {round(count / 40)}.")
+        sentence = f"For {len(certain)} of the {count} heads the loss {falls} without the head"
+        out.append(f"{sentence}, most without {listed(certain[:3])}; chance alone gives about {round(count / 40)}.")
     if open_ones:
         out.append(
             f"For {open_ones} of the {count} heads this text does not show whether they help or harm: the 95 % "
@@ -118,7 +118,7 @@ def _removals(importance: HeadImportance) -> list[str]:
 
 
 def patching_sentences(patching: Patching) -> list[str]:
-    """Which heads bring how much of the metric back, which move it the other way, and how well both ways agree."""
+    """Heads that restore the metric, heads that move it the other way, and the agreement of both estimates."""
     restoring, opposing = by_sign(patching.ranked())
     if not restoring and not opposing:
         return [

@@ -1,6 +1,6 @@
 """Heads in a terminal: maps of layers x heads, bars, sentences.
 
-Colour is never the only carrier: every cell and every bar has its number, with its sign.
+Colour is never the only sign: every cell and every bar has its number, with its sign.
 Shape legend: C calls, H heads of a call.
 """
 
@@ -23,13 +23,13 @@ from ._sentences import importance_sentences, legend, patching_sentences, rises
 LONGEST_LAYER, LONGEST_NAME = 24, 44
 BAR = 16  # cells of the longest bar
 PAIRS, PARTS, HEADS = 10, 5, 5  # lines of a table
-# From a quiet grey to blue, or to orange below 0; white reads on each.
+# From a quiet grey to blue, or to orange below 0; white is legible on each.
 _GREY, _UP, _DOWN = (0x6B, 0x74, 0x86), (0x1F, 0x5E, 0xFF), (0xB4, 0x53, 0x09)
 BARS = {True: "█", False: "▒"}  # above 0, below 0
 
 
 class Line(NamedTuple):
-    """A line of a table with bars."""
+    """A row of a table with bars."""
 
     name: str
     value: float
@@ -37,11 +37,11 @@ class Line(NamedTuple):
 
 
 def print_importance(console: Console, importance: HeadImportance, measured: str) -> None:
-    """The map of what the loss rises by without each head, and sentences; ``measured`` says what the loss is."""
+    """The map of the rise of the loss without each head, and sentences; ``measured`` describes the loss."""
     title = {
         "gradient": "Rise of the loss without each head, first-order estimate",
         "ablation": "Rise of the loss without each head",
-        "greedy": "Rise of the loss without each head, when it was last tried",
+        "greedy": "Rise of the loss without each head, in the last round that tried it",
     }[importance.by]
     print_map(console, rises(importance), f"{title} (nats)", f"{measured}: {importance.loss:.3f} nats")
     console.print()
@@ -50,7 +50,7 @@ def print_importance(console: Console, importance: HeadImportance, measured: str
 
 
 def print_patching(console: Console, patching: Patching, measured: str) -> None:
-    """The maps of both ways and sentences; ``measured`` says what the metric is."""
+    """The maps of both estimates and sentences; ``measured`` describes the metric."""
     note = (
         f"0 is the corrupted run ({patching.corrupted:+.3f}), 1 is the clean run ({patching.clean:+.3f}); "
         f"metric: {measured}"
@@ -66,7 +66,7 @@ def print_patching(console: Console, patching: Patching, measured: str) -> None:
 
 
 def print_attributed(console: Console, attribution: Attribution) -> None:
-    """What heads write towards the predicted token, the top five, and all else by its kind."""
+    """The contributions of the top five heads to the predicted token, and of everything else by kind."""
     target = repr(attribution.target_text) + (
         "" if attribution.against_text is None else f" rather than {attribution.against_text!r}"
     )
@@ -77,39 +77,40 @@ def print_attributed(console: Console, attribution: Attribution) -> None:
             style="dim",
         )
     )
-    of_heads = [(one, value) for one, value in attribution.top(len(attribution.components)) if one.kind == "head"]
-    lines = [Line(str(one), value, _sources(attribution, one)) for one, value in of_heads[:HEADS]]
+    ranked = attribution.top(len(attribution.components))
+    of_heads = [(component, value) for component, value in ranked if component.kind == "head"]
+    lines = [Line(str(component), value, _sources(attribution, component)) for component, value in of_heads[:HEADS]]
     rest = of_heads[HEADS:]
     if rest:
         lines.append(Line(counted(len(rest), "more head"), sum(value for _, value in rest)))
-    kinds = dict.fromkeys(one.kind for one in attribution.components if one.kind != "head")
+    kinds = dict.fromkeys(component.kind for component in attribution.components if component.kind != "head")
     for kind in kinds:
-        total = sum(attribution.of(*one) for one in attribution.components if one.kind == kind)
+        total = sum(attribution.of(*component) for component in attribution.components if component.kind == kind)
         lines.append(Line("feed-forward layers" if kind == "feed_forward" else str(Component(kind)), total))
     print_bars(console, lines, attribution.total, attribution.remainder)
 
 
 def _sources(attribution: Attribution, head: Component) -> str:
     assert head.layer is not None and head.head is not None
-    told = attribution.top_sources(head.layer, head.head, 2)
-    return "from " + ", ".join(f"{attribution.labels[j]} {value:+.2f}" for j, value in told)
+    sources = attribution.top_sources(head.layer, head.head, 2)
+    return "from " + ", ".join(f"{attribution.labels[j]} {value:+.2f}" for j, value in sources)
 
 
 def print_why(console: Console, answer: WhyAttends) -> None:
-    """The largest pairs of components with bars, what each side sums to, sentences."""
+    """The largest pairs of components with bars, the sums of each side, and sentences."""
     rather = "" if answer.against is None else f" rather than {answer.labels[answer.against]} (token {answer.against})"
     _title(
         console,
         f"Head {answer.layer}.{answer.head}: {answer.labels[answer.query]} (token {answer.query}) attends to "
         f"{answer.labels[answer.key]} (token {answer.key}){rather}",
     )
-    seen = f"weight {answer.weight:.3f}" if answer.visible else "hidden by the mask"
+    visibility = f"weight {answer.weight:.3f}" if answer.visible else "hidden by the mask"
     logit = f"logit {answer.logit:+.3f}" if answer.against is None else f"logits differ by {answer.logit:+.3f}"
-    console.print(Text(f"{seen}, {logit}; {_fixed(answer.fixed)}", style="dim"))
+    console.print(Text(f"{visibility}, {logit}; {_fixed(answer.fixed)}", style="dim"))
     console.print()
     _title(console, "Contribution to the query x contribution to the key")
     top = answer.top(PAIRS)
-    lines = [Line(f"{one} x {other}", value) for one, other, value in top]
+    lines = [Line(f"{first} x {second}", value) for first, second, value in top]
     rest = answer.matrix.numel() - len(top)
     if rest > 0:
         lines.append(Line(f"{rest:,} more pairs", float(answer.matrix.sum()) - sum(value for *_, value in top)))
@@ -131,7 +132,7 @@ def print_why(console: Console, answer: WhyAttends) -> None:
 
 
 def print_map(console: Console, values: HeadValues, title: str, note: str) -> None:
-    """A line for each call and a cell for each head, in blocks of as many heads as fit."""
+    """A row for each call and a cell for each head, in blocks of as many heads as fit."""
     _title(console, title)
     if note:
         console.print(Text(note, style="dim"))
@@ -176,7 +177,7 @@ def _cell(value: float, most: float, digits: int, width: int, colours: bool) -> 
 
 
 def _fill(share: float) -> Style:
-    """The ground of a cell, by its share of the largest number."""
+    """The background of a cell, by its share of the largest number."""
     r, g, b = (round(a + (z - a) * abs(share)) for a, z in zip(_GREY, _UP if share > 0 else _DOWN, strict=True))
     return Style.parse(f"{'bold ' if abs(share) >= 0.3 else ''}#ffffff on #{r:02x}{g:02x}{b:02x}")
 
@@ -200,17 +201,17 @@ def print_bars(
             length = round(BAR * abs(line.value) / most)
             text.append(
                 _pad(BARS[line.value > 0] * length, BAR if line.said else 0),
-                style=_rgb(_UP if line.value > 0 else _DOWN) if _colours(console) else "",
+                style="#{:02x}{:02x}{:02x}".format(*(_UP if line.value > 0 else _DOWN)) if _colours(console) else "",
             )
             text.append(f"  {line.said}" if line.said else "", style="dim")
         text.rstrip()
-        if console.is_terminal:  # in a pipe or a file a long line loses nothing
+        if console.is_terminal:  # in a pipe or a file long lines are not cut
             text.truncate(console.width, overflow="ellipsis")
         console.print(text, soft_wrap=True, highlight=False)
 
 
 def print_sentences(console: Console, sentences: Sequence[str]) -> None:
-    """Each with a bullet, wrapped."""
+    """Sentences as wrapped bullet points."""
     for sentence in sentences:
         for i, line in enumerate(Text(sentence).wrap(console, max(20, console.width - 2))):
             console.print(Text.assemble(("• " if i == 0 else "  ", _ACCENT), line), highlight=False, soft_wrap=True)
@@ -223,10 +224,6 @@ def _print_unobserved(console: Console, unobserved: object) -> None:
 
 def _fixed(fixed: Sequence[str]) -> str:
     return f"held fixed: {', '.join(fixed)}"
-
-
-def _rgb(colour: tuple[int, int, int]) -> str:
-    return f"#{colour[0]:02x}{colour[1]:02x}{colour[2]:02x}"
 
 
 def _title(console: Console, title: str) -> None:

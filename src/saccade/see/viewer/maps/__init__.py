@@ -1,4 +1,4 @@
-"""The numbers behind the pictures: any tile, row or column of any map, exact, with nothing of Lq x Lk stored.
+"""The numbers behind the pictures: any tile, row or column of any map, exact, without storing anything of Lq x Lk.
 
 Queries and keys are kept; a tile is two slices and one product. Begin with `_run.py`, then `_head.py` (one head's map).
 Imports `inspection`, `monitoring` and the operator.

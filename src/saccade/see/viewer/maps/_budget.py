@@ -1,4 +1,4 @@
-"""Where queries and keys are kept: in memory up to a budget, and in files beyond it where a folder is given."""
+"""Storage of queries and keys: in memory up to a budget, and beyond it in files, if a folder is given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ....support._numbers import size as in_bytes
 
 
 def release_freed() -> None:
-    """Give memory that was freed back to the system: after a text was read glibc keeps up to 300 MB of it."""
+    """Return freed memory to the system: after a text was read glibc keeps up to 300 MB of it."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
         if trim is not None:
@@ -25,9 +25,9 @@ def release_freed() -> None:
 class KeptTensors:
     """Copies of tensors, in memory up to ``budget`` bytes (None: no limit), then memory-mapped files in ``folder``.
 
-    The files have no name once they are mapped, so nothing stays when the process is killed; their space is free again
-    when nothing refers to the tensors. Systems that do not allow this get a folder of files, deleted by `close`.
-    ``calls``: how many there will be, for a message that says what they all need.
+    The files have no name once they are mapped, so nothing remains when the process is killed; their space is freed
+    with the tensors. Systems that do not allow this get a folder of files, deleted by `close`. ``calls``: the number of
+    calls, for an error message with the size of all of them.
     """
 
     def __init__(self, budget: int | None = None, folder: str | Path | None = None, calls: int = 0) -> None:
@@ -45,15 +45,15 @@ class KeptTensors:
         """Contiguous copies of the ``tensors`` of a call, on the CPU, without a graph.
 
         Raises:
-            ValueError: the budget does not hold them and there is no folder, or its disk is full.
+            ValueError: the budget is too small and there is no folder, or its disk is full.
         """
         self._done += 1
         needed = self.used + sum(map(_bytes, tensors))
         if self.budget is not None and self._folder is None and needed > self.budget:
             whole = needed / self._done * max(self._done, self._calls)
             raise ValueError(
-                f"budget: about {in_bytes(whole)} are needed for the queries and keys of this text, and the budget has "
-                f"{in_bytes(self.budget)} left; raise the budget, or give a folder for the rest"
+                f"budget: this text needs about {in_bytes(whole)} for its queries and keys, and the budget has "
+                f"{in_bytes(self.budget)} left; raise the budget, or pass a folder for the rest"
             )
         return [self._kept(tensor) for tensor in tensors]
 
@@ -75,13 +75,13 @@ class KeptTensors:
         return kept.copy_(tensor.detach())
 
     def close(self) -> None:
-        """Delete files that have a name."""
+        """Delete the files with names."""
         if self._named is not None:
             self._named.cleanup()
 
 
 def _reserved(folder: Path, size: int) -> Path:
-    """A file that has its space: a disk that is full when mapped memory is written to ends the process."""
+    """A file with reserved space: writing to mapped memory on a full disk would end the process."""
     path = None
     try:
         number, name = tempfile.mkstemp(prefix="saccade-", suffix=".bin", dir=folder)

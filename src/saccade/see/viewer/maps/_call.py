@@ -21,14 +21,14 @@ from ....operator._statistics._places import standing
 _BLOCK, _LOOKED_AT = (
     256,
     2**26,
-)  # rows that are asked together whether they see later keys, and pairs that are looked at
+)  # rows tested together for visible later keys, and pairs tested in total
 
 
 @dataclass(frozen=True, eq=False)
 class MapCall:
-    """Queries and keys of one call and what else makes its weights.
+    """Queries and keys of one call, and the other inputs of its weights.
 
-    ``kind`` is "self" or "cross"; ``rows`` and ``keys`` are the ids of the sides that look and are looked at.
+    ``kind`` is "self" or "cross"; ``rows`` and ``keys`` are the ids of the query side and the key side.
     """
 
     id: str
@@ -46,20 +46,20 @@ class MapCall:
         return call.batch, call.heads, call.length_q, call.length_k
 
     def placed_for(self, item: int) -> int:
-        """Query row 0 of an item stands at this key, as in `statistics`."""
-        found = standing(self.call)
-        return found if isinstance(found, int) else int(found[item if len(found) > 1 else 0])
+        """The key at the position of an item's query row 0, as in `statistics`."""
+        position = standing(self.call)
+        return position if isinstance(position, int) else int(position[item if len(position) > 1 else 0])
 
     @property
     def placed(self) -> int:
-        """Query row 0 of the first item stands at this key."""
+        """The key at the position of query row 0 of the first item."""
         return self.placed_for(0)
 
     @cached_property
     def causal(self) -> bool:
-        """Whether no query of any item sees a later key, for certain; a long mask without structure is not looked at.
+        """Whether certainly no query of any item sees a later key; a long mask without structure is not tested.
 
-        False where items stand at different places: `placed` is the first one's.
+        False where items have different positions: `placed` is the first one's.
         """
         mask, (items, _, rows, keys) = self.call.mask, self.shape
         if mask is None or self.kind == "cross" or len({self.placed_for(item) for item in range(items)}) > 1:
@@ -77,7 +77,7 @@ class MapCall:
         return True
 
     def alone(self, item: int, head: int) -> tuple[CheckedCall, int, int]:
-        """A call with no more than this head of this item needs, and where it has them: (call, item, head)."""
+        """A call with only what this head of this item needs, and their indices in it: (call, item, head)."""
         call, mask = self.call, self.call.mask
         if isinstance(mask, PerHead):
             mask = mask.masks[head]
@@ -100,6 +100,6 @@ class MapCall:
 
 
 def checked(query: Tensor, key: Tensor, **scoring: Any) -> CheckedCall:
-    """The call without values: what its weights are made of."""
+    """The call without values: the inputs of its weights."""
     value = key.new_zeros(()).expand(*key.shape[:3], 1)
     return make_call(query, key, value, **scoring, dropout=0.0, needs_lse=True)

@@ -1,8 +1,8 @@
 """The map of one head of one item at any resolution, and the numbers of its rows.
 
-A bin of level n holds 2^n x 2^n pairs; a tile is 256 x 256 bins. Fine tiles are computed when they are asked for, at
-most 8,192 x 8,192 pairs. Coarser ones come from a pyramid that is computed once, by one walk over all pairs; of a long
-text, until somebody waits for it, one row of each bin stands for all of them.
+A bin of level n holds 2^n x 2^n pairs; a tile is 256 x 256 bins. Fine tiles, at most 8,192 x 8,192 pairs, are computed
+on request. Coarser ones come from a pyramid that is computed once, by one pass over all pairs. For a long text, before
+the pyramid is needed, one row of each bin stands for all its rows.
 
 Shape legend: Lq / Lk lengths.
 """
@@ -29,17 +29,17 @@ What = Literal["weights", "logits", "bias"]
 Pool = Literal["max", "mean"]
 
 _BASE, _NARROW = 6, 48  # the first level of the pyramid; one less for wider keys, whose products take longer
-_BINS = 2048  # on each side of the pyramid's first level at most, for its memory: 3 numbers of each while it is made
-_RECEIVED = 20_000  # tokens up to which what each key receives is computed with the other numbers
-_FEW = 2**26  # pairs that are walked while somebody waits: some 30 ms
-_PRECISE = 2**25  # pairs of rows that are formed in float64, where single weights are read: some 100 ms
+_BINS = 2048  # largest side of the pyramid's first level, to limit its memory: 3 numbers a bin while it is computed
+_RECEIVED = 20_000  # tokens up to which each key's received weight is computed with the other numbers
+_FEW = 2**26  # pairs that are computed while a request waits: some 30 ms
+_PRECISE = 2**25  # pairs of rows computed in float64, where single weights are read: some 100 ms
 ROW_NUMBERS = ("entropy", "largest", "largest_at", "distance", "self", "previous", "first", "sink")
 
 
 class MapTile(NamedTuple):
     """(rows, keys) float32, NaN where no pair of a bin is visible.
 
-    ``sampled``: so many rows stand for all rows of a bin; 0: every row counts.
+    ``sampled``: the number of rows that stand for all rows of a bin; 0: all rows count.
     """
 
     values: np.ndarray
@@ -47,7 +47,7 @@ class MapTile(NamedTuple):
 
 
 class RowOfMap(NamedTuple):
-    """(Lk,) float64 ``weights`` and ``logits``, 0 and -inf where hidden, and which keys the row sees."""
+    """(Lk,) float64 ``weights`` and ``logits``, 0 and -inf where hidden, and the visible keys."""
 
     row: int
     weights: np.ndarray
@@ -66,14 +66,14 @@ class _Pyramid(NamedTuple):
 
 
 class HeadPyramid:
-    """One head of one item of a call."""
+    """The map of one head of one item of a call, at all levels."""
 
     def __init__(self, call: MapCall, item: int, head: int) -> None:
         self.call, self.item, self.head = call, item, head
         _, _, self.length_q, self.length_k = call.shape
         narrow = call.call.query.shape[3] <= _NARROW
         self.base = max(_BASE - (not narrow), ((max(self.length_q, self.length_k) - 1) // _BINS).bit_length())
-        # One for each of what takes long, so that none of them waits for another.
+        # One lock for each slow computation, so that none waits for another.
         self._locks = {what: threading.Lock() for what in ("numbers", "weights", "logits")}
         self._numbers: dict[str, np.ndarray] | None = None
         self._lse, self._precise_lse = (RowLse(call.call, (item, head), precise) for precise in (False, True))
@@ -82,7 +82,7 @@ class HeadPyramid:
 
     @property
     def bytes(self) -> int:
-        """What is held beyond queries and keys."""
+        """The memory used beyond queries and keys."""
         numbers = 0 if self._numbers is None else sum(part.nbytes for part in self._numbers.values())
         return (
             numbers
@@ -93,34 +93,34 @@ class HeadPyramid:
 
     @property
     def busy(self) -> bool:
-        """Whether a thread computes what will be held."""
+        """Whether a thread computes something."""
         return self._lse.busy or self._precise_lse.busy or any(lock.locked() for lock in self._locks.values())
 
     def close(self) -> None:
-        """Nobody waits any more: what is being computed ends at its next part, by `MapClosed`."""
+        """Stop computations at their next part, by `MapClosed`."""
         self._lse.closed = self._precise_lse.closed = True
 
     def tile(self, what: What, pool: Pool, level: int, row: int, key: int, *, exact: bool = True) -> MapTile:
-        """The tile of these numbers; smaller at the right and at the bottom.
+        """A tile of these numbers; smaller at the right and bottom edges.
 
         Raises:
-            IndexError: it lies outside of the map.
+            IndexError: it is outside of the map.
         """
         size = SIDE << level
         rows = range(row * size, min(self.length_q, (row + 1) * size))
         keys = range(key * size, min(self.length_k, (key + 1) * size))
         if row < 0 or key < 0 or not rows or not keys:
             raise IndexError(
-                f"tile: row {row}, key {key} of level {level} lies outside of {self.length_q} x {self.length_k}"
+                f"tile: row {row}, key {key} of level {level} is outside of {self.length_q} x {self.length_k}"
             )
         if what == "bias":
             return self._bias_tile(pool, rows, keys, 1 << level, exact)
         if level >= self.base:
             if what not in self._pyramids and not exact and self.length_q * self.length_k > _FEW:
                 return self._sampled(what, pool, rows, keys, 1 << level)
-            found = self._pyramid(what).levels[pool]
+            levels = self._pyramid(what).levels[pool]
             top, left = SIDE * row, SIDE * key
-            return MapTile(found[min(level - self.base, len(found) - 1)][top : top + SIDE, left : left + SIDE], 0)
+            return MapTile(levels[min(level - self.base, len(levels) - 1)][top : top + SIDE, left : left + SIDE], 0)
         if what == "weights" and not exact and level and self._lse.unknown(rows) * self.length_k > _FEW:
             return self._sampled(what, pool, rows, keys, 1 << level)
         return MapTile(_values(self._pooled(what, rows, keys, (1 << level, 1 << level)), pool), 0)
@@ -128,7 +128,7 @@ class HeadPyramid:
     def _pooled(
         self, what: str, rows: range | Tensor, keys: range, bins: tuple[int, int], *, rough: bool = False
     ) -> Pooled:
-        """``rough``: in float32 also where single weights are few enough for more."""
+        """``rough``: in float32 even for few enough weights for float64."""
         if self._lse.closed:
             raise MapClosed
         logits = what == "logits"
@@ -149,10 +149,10 @@ class HeadPyramid:
                 planes = None
                 for start in range(0, self.length_q, step):
                     rows = range(start, min(start + step, self.length_q))
-                    found = self._pooled(what, rows, range(self.length_k), (size, size))
+                    pooled = self._pooled(what, rows, range(self.length_k), (size, size))
                     if planes is None:
-                        planes = found.sums.new_empty(3, -(-self.length_q // size), found.sums.shape[1])
-                    for plane, part in zip(planes, found, strict=True):
+                        planes = pooled.sums.new_empty(3, -(-self.length_q // size), pooled.sums.shape[1])
+                    for plane, part in zip(planes, pooled, strict=True):
                         plane[start // size : start // size + len(part)] = part
                 assert planes is not None
                 self._pyramids[what] = _levels(Pooled(*planes.unbind(0)))
@@ -161,7 +161,7 @@ class HeadPyramid:
             return self._pyramids[what]
 
     def _bias_tile(self, pool: Pool, rows: range, keys: range, size: int, exact: bool) -> MapTile:
-        """The bias where the mask shows the pair; of the coarsest tiles one row of each bin, ``exact`` or not."""
+        """The bias where the pair is visible; coarse tiles sample one row of each bin, ``exact`` or not."""
         call = self.call.call
         if call.bias is None:
             raise ValueError("what: this call has no bias")
@@ -176,11 +176,11 @@ class HeadPyramid:
             part = call.bias._part(parameter, at, of_keys.index, None) if parameter is not None else None
             scores = problem.bias_tile(part, of_rows, of_keys)
             assert scores is not None
-            seen = problem.visible(of_rows, of_keys, "partial")
+            shown = problem.visible(of_rows, of_keys, "partial")
             shape = (len(of_rows), len(keys))
             values = scores[0, 0].float().expand(shape)
             visible = values != float("-inf")
-            visible = visible if seen is None else visible & seen[0, 0].expand(shape)
+            visible = visible if shown is None else visible & shown[0, 0].expand(shape)
             lines.append(_values(binned(values, visible, (size if every else 1, size)), pool))
         return MapTile(np.concatenate(lines), 0 if every else 1)
 
@@ -190,33 +190,33 @@ class HeadPyramid:
             if self._numbers is None:
                 call, item, head = self.call.alone(self.item, self.head)
                 received = max(self.length_q, self.length_k) <= _RECEIVED
-                found = statistics(call.query, call.key, **call.scoring(), received=received)
-                self._numbers = _row_numbers(found, item, head)
+                measured = statistics(call.query, call.key, **call.scoring(), received=received)
+                self._numbers = _row_numbers(measured, item, head)
             return self._numbers
 
     def first_key(self) -> int:
-        """The first key that any row sees, by which `statistics` measures what falls on "first"."""
+        """The first key that any row sees, which `statistics` counts as "first"."""
         call, item, _ = self.call.alone(self.item, self.head)
-        found = first_key(call)
-        return int(found[item if len(found) > 1 else 0])
+        first = first_key(call)
+        return int(first[item if len(first) > 1 else 0])
 
     def weights_and_visible(self, rows: Tensor, *, rough: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """(r, Lk) weights of these rows, 0 where hidden, and which keys they see."""
-        found = self._pooled("weights", rows, range(self.length_k), (1, 1), rough=rough)
-        return found.sums.float().cpu().numpy(), (found.counts > 0).cpu().numpy()
+        """(r, Lk) weights of these rows, 0 where hidden, and the visible keys."""
+        pooled = self._pooled("weights", rows, range(self.length_k), (1, 1), rough=rough)
+        return pooled.sums.float().cpu().numpy(), (pooled.counts > 0).cpu().numpy()
 
     def row(self, row: int) -> RowOfMap:
-        """One row; the last one that was asked for is kept, as pairs are asked for one by one."""
+        """One row; the latest one is kept, as pairs are requested one by one."""
         known = self._row
         if known is None or known.row != row:
-            found = self._pooled("logits", torch.tensor([row]), range(self.length_k), (1, 1))
-            logits, sink = found.largest[0].double(), self.call.call.sink
+            pooled = self._pooled("logits", torch.tensor([row]), range(self.length_k), (1, 1))
+            logits, sink = pooled.largest[0].double(), self.call.call.sink
             lse = logits.logsumexp(0)
             if sink is not None:
                 lse = torch.logaddexp(lse, sink[self.head].double())
             lse = torch.where(lse == float("inf"), float("nan"), lse)
             weights = torch.exp(logits - torch.where(lse == float("-inf"), 0.0, lse))
-            known = RowOfMap(row, weights.numpy(), logits.numpy(), (found.counts[0] > 0).numpy())
+            known = RowOfMap(row, weights.numpy(), logits.numpy(), (pooled.counts[0] > 0).numpy())
             self._row = known
         return known
 
@@ -238,14 +238,14 @@ class HeadPyramid:
         return float(query @ call.key[self.item, self.head // (call.heads // call.kv_heads), key].double())
 
     def looked_at_by(self, keys: list[int]) -> np.ndarray:
-        """(Lq,): what each row gives to these keys together."""
+        """(Lq,): the sum of each row's weights on these keys."""
         total = np.zeros(self.length_q, np.float64)
         for start in sorted({key - key % 16 for key in keys}):
             stop = min(start + 16, self.length_k)
-            found = self._pooled("weights", range(self.length_q), range(start, stop), (1, 1))
+            pooled = self._pooled("weights", range(self.length_q), range(start, stop), (1, 1))
             for key in keys:
                 if start <= key < stop:
-                    total += found.sums[:, key - start].numpy()
+                    total += pooled.sums[:, key - start].numpy()
         return total
 
 
@@ -260,7 +260,7 @@ def _values(pooled: Pooled, pool: Pool) -> np.ndarray:
 
 
 def _levels(base: Pooled) -> _Pyramid:
-    """The base and every coarser level, down to one bin."""
+    """The base and all coarser levels, down to one bin."""
     levels: dict[str, list[np.ndarray]] = {"max": [], "mean": []}
     now = base
     while True:

@@ -1,4 +1,4 @@
-"""The lse of one head's rows, computed for as many of them as somebody needs.
+"""The lse of one head's rows, computed for rows as they are needed.
 
 Shape legend: Lq / Lk lengths.
 """
@@ -15,7 +15,7 @@ from ....operator._call import CheckedCall
 from ....operator._pooled import row_lse
 from ._budget import release_freed
 
-BLOCK, GROUP = 256, 2**28  # rows that become known together, and pairs that are walked before others have a turn
+BLOCK, GROUP = 256, 2**28  # rows that become known together, and pairs computed before other threads have a turn
 
 
 class MapClosed(Exception):
@@ -23,7 +23,7 @@ class MapClosed(Exception):
 
 
 class RowLse:
-    """(Lq,) float64 of the rows asked for so far; ``precise``: of logits in float64."""
+    """(Lq,) float64 of the rows needed so far; ``precise``: from logits in float64."""
 
     def __init__(self, call: CheckedCall, place: tuple[int, int], precise: bool) -> None:
         self._call, self._place, self._precise = call, place, precise
@@ -41,11 +41,11 @@ class RowLse:
         return self._lock.locked()
 
     def unknown(self, rows: range) -> int:
-        """How many rows of the blocks of these have none yet."""
+        """The number of rows without a value in the blocks of these rows."""
         return BLOCK * int((~self._known[rows.start // BLOCK : -(-rows.stop // BLOCK)]).sum())
 
     def of(self, rows: range) -> Tensor:
-        """All that is known, these rows included: after a walk over their pairs the first time."""
+        """All known values, these rows included; the first time they are computed from their pairs."""
         with self._lock:
             if self._values is None:
                 self._values = torch.full((self._call.length_q,), float("nan"), dtype=torch.float64)
@@ -58,7 +58,7 @@ class RowLse:
         return self._values
 
     def _learn(self, first: int, last: int) -> None:
-        """Fill in the blocks from ``first`` to ``last``."""
+        """Compute the blocks from ``first`` to ``last``."""
         with self._lock:
             if not self._known[first:last].all():
                 part = range(first * BLOCK, min(last * BLOCK, self._call.length_q))

@@ -1,6 +1,6 @@
-"""A head in a few numbers and a small map: from all rows of a short text, from some spread over a long one.
+"""A head as a few numbers and a small map: from all rows of a short text, from a sample of a long one.
 
-Shape legend: r rows that are looked at, Lk keys.
+Shape legend: r rows in the sample, Lk keys.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ._head import HeadPyramid
 THUMBNAIL = 48  # bins of a small map, on each side
 _ALL = 2**21  # pairs of a head up to which all rows are taken
 _ROWS = 2  # rows of each bin otherwise
-_TOGETHER = 12  # rows that are computed at once, as many as the kernels take together: all their weights are held
+_TOGETHER = 12  # rows computed at once, as many as the kernels take: all their weights are held
 _CELLS = 2**18  # weights that are summed at once
 NUMBERS = ("entropy", "evenness", "largest", "distance", "self", "previous", "next", "first", "sink")
 
 
 @dataclass(frozen=True, eq=False)
 class HeadSummary:
-    """``sampled``: from so many rows, 0: from all. Means over rows that see a key; entropy in nats, distance in tokens.
+    """``sampled``: the number of sampled rows, 0: all. Means over rows that see a key; entropy in nats.
 
     ``thumbnail`` (48, 48) or smaller: the largest weight of each bin, NaN where nothing is visible.
     """
@@ -41,7 +41,7 @@ def summary(head: HeadPyramid, role: dict[str, Any] | None, alarms: list[str]) -
     """The head's numbers and its small map."""
     rows = _chosen(head.length_q, head.length_k)
     thumbnail = np.full((min(THUMBNAIL, head.length_q), min(THUMBNAIL, head.length_k)), -1.0, np.float32)
-    found: list[dict[str, np.ndarray]] = []
+    parts: list[dict[str, np.ndarray]] = []
     first = head.first_key()
     for at in range(0, len(rows), _TOGETHER):
         some = rows[at : at + _TOGETHER]
@@ -49,11 +49,11 @@ def summary(head: HeadPyramid, role: dict[str, Any] | None, alarms: list[str]) -
         step = max(1, _CELLS // head.length_k)
         for start in range(0, len(some), step):
             part = slice(start, start + step)
-            found.append(
+            parts.append(
                 _numbers(weights[part], visible[part], some[part].numpy() + head.call.placed_for(head.item), first)
             )
             _mark(thumbnail, head, weights[part], visible[part], some[part].numpy())
-    numbers = {name: _mean(np.concatenate([part[name] for part in found])) for name in NUMBERS}
+    numbers = {name: _mean(np.concatenate([part[name] for part in parts])) for name in NUMBERS}
     shown = np.where(thumbnail < 0, np.nan, thumbnail).astype(np.float32)
     sampled = 0 if len(rows) == head.length_q else len(rows)
     return HeadSummary(head.call.id, head.head, sampled, shown, numbers, role, alarms)
@@ -68,7 +68,7 @@ def _chosen(rows: int, keys: int) -> torch.Tensor:
 
 
 def _numbers(weights: np.ndarray, visible: np.ndarray, own: np.ndarray, first: int) -> dict[str, np.ndarray]:
-    """By name, one number for each row that sees a key; evenness of those that see two."""
+    """One number by name for each row that sees a key; evenness for rows that see two."""
     rows = np.flatnonzero(visible.any(1))
     w, count, own = weights[rows].astype(np.float64), visible[rows].sum(1), own[rows]
     entropy = row_entropy(w)
@@ -90,7 +90,7 @@ def _numbers(weights: np.ndarray, visible: np.ndarray, own: np.ndarray, first: i
 
 
 def row_entropy(weights: np.ndarray) -> np.ndarray:
-    """-sum_j p_ij log p_ij in nats of each row (r, Lk); NaN where a weight is."""
+    """-sum_j p_ij log p_ij in nats of each row (r, Lk); NaN if a weight is NaN."""
     w = weights.astype(np.float64)
     return np.asarray(-(w * np.log(np.where(w == 0, 1, w))).sum(1))
 
@@ -100,11 +100,11 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _at(weights: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """What each row gives to its key; 0 where that is none."""
+    """Each row's weight on its key; 0 if there is no such key."""
     inside = (keys >= 0) & (keys < weights.shape[1])
-    found = np.zeros(len(weights))
-    found[inside] = weights[np.flatnonzero(inside), keys[inside]]
-    return found
+    weights_of_keys = np.zeros(len(weights))
+    weights_of_keys[inside] = weights[np.flatnonzero(inside), keys[inside]]
+    return weights_of_keys
 
 
 def _mark(thumbnail: np.ndarray, head: HeadPyramid, weights: np.ndarray, visible: np.ndarray, rows: np.ndarray) -> None:

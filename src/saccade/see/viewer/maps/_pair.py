@@ -1,4 +1,4 @@
-"""Reading a source and a target through an encoder-decoder: self-attention of both, and what the target reads.
+"""Reading a source and a target with an encoder-decoder: self-attention of both, and cross-attention.
 
 Shape legend: Ls / Lt tokens of source and target.
 """
@@ -25,7 +25,7 @@ PARTS = ("encoder", "decoder", "cross")
 
 
 class ReadPair(NamedTuple):
-    """The text that was read, to read it again."""
+    """The input of a run, for reading it again."""
 
     model: EncoderDecoder
     ids: Tensor  # (1, Ls)
@@ -42,18 +42,18 @@ def read_pair(
     folder: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Run:
-    """The attention of an encoder-decoder on a source and a target; a number: what it writes, so many tokens at most.
+    """The attention of an encoder-decoder on a source and a target, or on a target that it writes (a number).
 
-    The decoder reads its start token, then the target. Arguments otherwise as in `read_text`.
+    The decoder reads its start token, then the target. Other arguments as in `read_text`.
 
     Raises:
-        ValueError: as `read_text`; more tokens to write than the model has positions; a model that writes none.
+        ValueError: as `read_text`; more tokens than the model has positions; a model that cannot write.
     """
     reader = as_text_model(model)
     tokens, words = read(reader, source)
     ids = reader.whole(tokens.ids).to(next(model.parameters()).device)
     with evaluating(model):
-        found = read_target(model, target, ids)
+        read_ = read_target(model, target, ids)
     encoders, total = len(model.encoder.blocks), len(model.encoder.blocks) + 2 * len(model.decoder.blocks)
     calls: list[MapCall] = []
     alarms: dict[tuple[str, int], list[str]] = {}
@@ -73,14 +73,14 @@ def read_pair(
                 progress(len(calls), total)
 
         with evaluating(model), torch.no_grad():
-            model(ids, None, torch.tensor([found.ids], device=ids.device), observe=keep)
+            model(ids, None, torch.tensor([read_.ids], device=ids.device), observe=keep)
         calls.sort(key=lambda call: PARTS.index(call.id.partition(".")[0]))
         pieces = reader.pieces(source, tokens.spans)
         sides = {
             "source": Side("source", "source", len(pieces), words, source, pieces),
             "target": Side(
-                "target", "target", len(found.ids), found.words, found.text, found.pieces, 1 if found.written else None
+                "target", "target", len(read_.ids), read_.words, read_.text, read_.pieces, 1 if read_.written else None
             ),
         }
         called = name or ("unnamed" if model.folder is None else str(model.folder))
-        return Run(called, source, sides, calls, None, alarms, kept=kept, source=ReadPair(model, ids, found))
+        return Run(called, source, sides, calls, None, alarms, kept=kept, source=ReadPair(model, ids, read_))

@@ -1,4 +1,4 @@
-"""Reading a text, or a source and a target, through a model, and keeping what makes its maps.
+"""Reading a text with a model, and keeping the inputs of its maps.
 
 Shape legend: B items, Hq / Hkv query and key-value heads, L tokens.
 """
@@ -27,8 +27,8 @@ from ._run import Run
 from ._side import Side
 
 Progress = Callable[[int, int], None]
-_LOOKED_AT = 400  # words up to which the findings of a look are told beside the maps
-_JUDGED = 4096  # tokens up to which alarms are looked for
+_LOOKED_AT = 400  # words up to which the findings of a look are shown beside the maps
+_JUDGED = 4096  # tokens up to which alarms are computed
 
 
 def read_text(
@@ -44,14 +44,14 @@ def read_text(
     """The attention of ``model`` on ``text``, kept.
 
     Args:
-        model: one that reads text; of an encoder-decoder its encoder reads.
-        name: how the model is called.
-        prompt: characters of the text that were given; what follows was generated.
+        model: one that reads text; for an encoder-decoder its encoder.
+        name: the model's name in the viewer.
+        prompt: the number of characters that were given; the rest was generated.
         budget: bytes of queries and keys that may stay in memory; None: no limit. folder: keeps the rest in files.
-        progress: told (done, total) after each layer.
+        progress: called with (done, total) after each layer.
 
     Raises:
-        ValueError: a text without a word or longer than the model's context; numbers that the budget does not hold;
+        ValueError: a text without a word or longer than the model's context; queries and keys that exceed the budget;
             weights that are not finite.
     """
     reader = as_text_model(model)
@@ -74,7 +74,7 @@ def read_text(
 
         reader.run_calls(reader.whole(tokens.ids), keep)
         beyond = reader.trained if reader.trained is not None and len(pieces) > reader.trained else None
-        roles = reader.roles if beyond is None else None  # measured on texts of the length it was trained on
+        roles = reader.roles if beyond is None else None  # measured within the context of training
         called = name or reader.name
         run = Run(called, text, {"text": side}, calls, roles, alarms, kept=kept, beyond=beyond, source=reader)
         if len(words) <= _LOOKED_AT:
@@ -84,7 +84,7 @@ def read_text(
 
 @contextmanager
 def kept_for(calls: int, budget: int | None, folder: str | Path | None) -> Iterator[KeptTensors]:
-    """Where queries and keys of so many calls are kept; their files are deleted where the reading fails."""
+    """Storage for queries and keys of so many calls; its files are deleted if reading fails."""
     kept = KeptTensors(budget, folder, calls=calls)
     try:
         yield kept
@@ -95,10 +95,10 @@ def kept_for(calls: int, budget: int | None, folder: str | Path | None) -> Itera
 
 
 def read_continued(text: str, model: TextModel | Model, tokens: int, **more: Any) -> Run:
-    """``text`` and the most probable ``tokens`` tokens that the model continues it with, as `read_text` reads it.
+    """``text`` continued by the model's most probable ``tokens`` tokens, and read as by `read_text`.
 
     Raises:
-        ValueError: as `read_text`; a model that continues no text; a text that leaves no room in the context.
+        ValueError: as `read_text`; a model that cannot generate text; a text that leaves no room in the context.
     """
     reader = as_text_model(model)
     if reader.generator is None:
@@ -110,7 +110,7 @@ def read_continued(text: str, model: TextModel | Model, tokens: int, **more: Any
 def kept_call(
     kept: KeptTensors, id: str, name: str, layer: int, call: ObservedCall, sides: tuple[str, str], kind: str = "self"
 ) -> MapCall:
-    """A call whose queries and keys are copied: a cache is overwritten, and a model's memory is used again."""
+    """A call with copied queries and keys: caches are overwritten, and a model's memory is reused."""
     scoring = call.scoring()
     scoring["bias"] = bias_to(own_bias(as_bias(scoring["bias"])), "cpu")
     if scoring["sink"] is not None:
@@ -122,12 +122,12 @@ def kept_call(
 
 
 def judged(made: MapCall, call: ObservedCall) -> dict[tuple[str, int], list[str]]:
-    """What is wrong with a call's heads, in sentences; nothing is looked for in a long text."""
+    """Alarms about a call's heads, as sentences; none for a long text."""
     if max(made.shape[2:]) > _JUDGED:
         return {}
     judge = Alarms(None)
-    seen, norms = observed(call, ObservationRequest())
-    judge.observe(CallRecord(made.name, made.name, made.layer, 1, 0, seen, norms))
+    measured, norms = observed(call, ObservationRequest())
+    judge.observe(CallRecord(made.name, made.name, made.layer, 1, 0, measured, norms))
     out: dict[tuple[str, int], list[str]] = {}
     for alarm in judge.fired:
         for head in range(made.shape[1]) if alarm.head is None else [alarm.head]:
@@ -136,7 +136,7 @@ def judged(made: MapCall, call: ObservedCall) -> dict[tuple[str, int], list[str]
 
 
 def _tell(run: Run, look: Look) -> None:
-    """The findings of a look, at their tokens, and the head that it shows."""
+    """Add the findings of a look at their tokens, and the head that it shows."""
     words = look.seen.words
     run.shown = (str(look.layer), look.head)
     run.findings = [

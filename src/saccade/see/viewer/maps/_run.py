@@ -1,4 +1,4 @@
-"""One text, or one source and target, through one model: its sides, its calls, and every number that is asked for.
+"""One text, or one source and target, read by one model: its sides, its calls, and all numbers of the viewer.
 
 Shape legend: Lq / Lk lengths of a call.
 """
@@ -25,13 +25,13 @@ from ._side import Match, Side, SideWord
 
 MOST_HELD = 96 * 2**20  # bytes of pyramids and row numbers of all heads together
 _CELLS = 2**22  # weights of rows that are averaged at once
-_SIDE_BY_SIDE = 4  # heads of an overview at most: each holds some rows of weights
+_SIDE_BY_SIDE = 4  # most heads of an overview at once: each holds some rows of weights
 
 
 class Links(NamedTuple):
-    """What a row looks at, or what looks at a key.
+    """The weights of a row, or on a key.
 
-    ``top``: (token, weight), falling. ``weights``: of the tokens of a stretch. ``total``: over all tokens. ``entropy``
+    ``top``: (token, weight), falling. ``weights``: of the tokens of a range. ``total``: over all tokens. ``entropy``
     in nats, of a row.
     """
 
@@ -42,7 +42,7 @@ class Links(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One pair. ``rank``: 1 for a row's largest weight, 0 where hidden or NaN; ``seen``: how many keys the row sees."""
+    """One pair. ``rank``: 1 for a row's largest weight, 0 where hidden or NaN; ``seen``: the number of visible keys."""
 
     weight: float
     rank: int
@@ -55,10 +55,10 @@ class Cell(NamedTuple):
 
 @dataclass(eq=False)
 class Run:
-    """The sides and the calls of one reading. ``roles`` is what `measure_roles` returned, None where unmeasured.
+    """The sides and calls of one reading. ``roles`` is the result of `measure_roles`, None if unmeasured.
 
-    ``alarms``: sentences by (call id, head). ``findings``: (sentence, call id, head, row token, key token), of which
-    places may be None. Everything may be called from several threads.
+    ``alarms``: sentences by (call id, head). ``findings``: (sentence, call id, head, row token, key token), each of
+    which but the sentence may be None. All methods may be called from several threads.
     """
 
     model: str
@@ -68,11 +68,11 @@ class Run:
     roles: dict[str, Any] | None = None
     alarms: dict[tuple[str, int], list[str]] = field(default_factory=dict)
     findings: Sequence[tuple[str, str | None, int | None, int | None, int | None]] = ()
-    shown: tuple[str, int] | None = None  # the call and head that say most
+    shown: tuple[str, int] | None = None  # the call and head to show first
     kept: KeptTensors | None = None
-    beyond: int | None = None  # the context that the model was trained on, where the text is longer
-    source: Any = None  # the opened model, for what must be read again (step by step)
-    progress: tuple[int, int] | None = None  # (done, total) of what is measured by it now
+    beyond: int | None = None  # the context in training, if the text is longer
+    source: Any = None  # the opened model, for reading the text again (step by step)
+    progress: tuple[int, int] | None = None  # (done, total) of a running measurement
 
     def __post_init__(self) -> None:
         self._by_id = {call.id: call for call in self.calls}
@@ -82,7 +82,7 @@ class Run:
         self._closed = False
 
     def call(self, id: str) -> MapCall:
-        """Raises KeyError for a call that there is not, MapClosed after the end."""
+        """The call of this id. KeyError if there is none, MapClosed after the end."""
         if self._closed:
             raise MapClosed
         if id not in self._by_id:
@@ -90,9 +90,9 @@ class Run:
         return self._by_id[id]
 
     def head(self, call: str, item: int, head: int) -> HeadPyramid:
-        """Raises KeyError or IndexError for what there is not."""
-        found = self.call(call)
-        batch, heads = found.shape[:2]
+        """The head at this place. KeyError or IndexError if there is none."""
+        map_call = self.call(call)
+        batch, heads = map_call.shape[:2]
         if not 0 <= item < batch:
             raise IndexError(f"item: expected 0 to {batch - 1}, got {item}")
         if not 0 <= head < heads:
@@ -101,13 +101,13 @@ class Run:
             place = (call, item, head)
             if self._closed:
                 raise MapClosed
-            one = self._heads.setdefault(place, HeadPyramid(found, item, head))
+            pyramid = self._heads.setdefault(place, HeadPyramid(map_call, item, head))
             self._heads.move_to_end(place)
             self._forget(place)
-        return one
+        return pyramid
 
     def _forget(self, kept: tuple[str, int, int]) -> None:
-        """Drop what was not used for longest until the rest fits; what is being computed would be computed twice."""
+        """Drop the least recently used heads until the rest fits, except those being computed."""
         held = {place: head.bytes for place, head in self._heads.items()}
         total = sum(held.values())
         for place, size in held.items():
@@ -133,40 +133,42 @@ class Run:
         return self.head(call, item, head).tile(what, pool, level, row, key, exact=exact)
 
     def row(self, call: str, head: int, item: int, tokens: Sequence[int], start: int, stop: int, top: int) -> Links:
-        """What these query tokens look at, averaged over those that see a key; ``weights`` of the keys [start, stop).
+        """The weights of these query tokens, averaged over those that see a key; ``weights`` of the keys [start, stop).
 
-        The entropy is the mean of theirs, NaN where none sees a key.
+        The entropy is the mean of theirs, NaN if none sees a key.
         """
-        one = self.head(call, item, head)
-        _within(tokens, one.length_q, "tokens")
-        total, seeing, entropies = np.zeros(one.length_k), 0, 0.0
-        step = max(1, _CELLS // one.length_k)
+        pyramid = self.head(call, item, head)
+        _within(tokens, pyramid.length_q, "tokens")
+        total, seeing, entropies = np.zeros(pyramid.length_k), 0, 0.0
+        step = max(1, _CELLS // pyramid.length_k)
         for at in range(0, len(tokens), step):
-            weights, visible = one.weights_and_visible(torch.tensor(tokens[at : at + step]))
+            weights, visible = pyramid.weights_and_visible(torch.tensor(tokens[at : at + step]))
             total += weights.sum(0, dtype=np.float64)
             seeing += int(visible.any(1).sum())
             entropies += float(row_entropy(weights).sum())
         return _links(total / max(1, seeing), start, stop, top, entropies / seeing if seeing else float("nan"))
 
     def column(self, call: str, head: int, item: int, tokens: Sequence[int], start: int, stop: int, top: int) -> Links:
-        """What looks at these key tokens, summed over them; ``weights`` of the rows [start, stop)."""
-        one = self.head(call, item, head)
-        _within(tokens, one.length_k, "tokens")
-        return _links(one.looked_at_by(list(tokens)).astype(np.float64), start, stop, top, None)
+        """The weights on these key tokens, summed over them; ``weights`` of the rows [start, stop)."""
+        pyramid = self.head(call, item, head)
+        _within(tokens, pyramid.length_k, "tokens")
+        return _links(pyramid.looked_at_by(list(tokens)).astype(np.float64), start, stop, top, None)
 
     def cell(self, call: str, head: int, item: int, row: int, key: int) -> Cell:
         """One pair and its place among the pairs of its row."""
-        one = self.head(call, item, head)
-        _within([row], one.length_q, "row")
-        _within([key], one.length_k, "key")
-        found = one.row(row)
-        weight, seen = float(found.weights[key]), bool(found.visible[key])
-        rank = 1 + int((found.weights > weight).sum()) if seen and not math.isnan(weight) else 0
-        logit = float(found.logits[key]) if seen else None
-        return Cell(weight, rank, int(found.visible.sum()), logit, one.product(row, key), one.bias(row, key), seen)
+        pyramid = self.head(call, item, head)
+        _within([row], pyramid.length_q, "row")
+        _within([key], pyramid.length_k, "key")
+        numbers = pyramid.row(row)
+        weight, visible = float(numbers.weights[key]), bool(numbers.visible[key])
+        rank = 1 + int((numbers.weights > weight).sum()) if visible and not math.isnan(weight) else 0
+        logit = float(numbers.logits[key]) if visible else None
+        return Cell(
+            weight, rank, int(numbers.visible.sum()), logit, pyramid.product(row, key), pyramid.bias(row, key), visible
+        )
 
     def rows(self, call: str, head: int, item: int, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Statistics of the rows [start, stop) by name, NaN for rows that see nothing; "received" of those keys."""
+        """Statistics of the rows [start, stop) by name, NaN for rows that see no key; "received" for those keys."""
         numbers = self.head(call, item, head).numbers()
         return {name: values[start:stop] for name, values in numbers.items()}
 
@@ -175,7 +177,7 @@ class Run:
         places = [(call.id, item, head) for call in self.calls if item < call.shape[0] for head in range(call.shape[1])]
         missing = [place for place in places if place not in self._summaries]
         if missing:
-            # Few rows of a head do not fill the cores, so heads are taken side by side.
+            # A few rows of one head do not use all cores, so several heads run at once.
             with ThreadPoolExecutor(min(torch.get_num_threads(), _SIDE_BY_SIDE)) as threads:
                 for done, (place, made) in enumerate(zip(missing, threads.map(self._summary, missing), strict=True)):
                     self._summaries[place] = made
@@ -185,11 +187,11 @@ class Run:
         return [self._summaries[place] for place in places]
 
     def clearest(self) -> tuple[str, int]:
-        """The call and head whose rows rest most on one key each; what falls on the first key is not counted."""
+        """The call and head with the largest mean of each row's largest weight, without the weight on the first key."""
 
         def clear(head: HeadSummary) -> float:
-            found = head.numbers["largest"] - head.numbers["first"]
-            return -math.inf if math.isnan(found) else found
+            clearness = head.numbers["largest"] - head.numbers["first"]
+            return -math.inf if math.isnan(clearness) else clearness
 
         best = max(self.overview(0), key=clear)
         return best.call, best.head
@@ -200,7 +202,7 @@ class Run:
         return summary(self.head(call, item, head), role, alarms)
 
     def role(self, call: MapCall, head: int) -> dict[str, Any] | None:
-        """What `measure_roles` found of this head."""
+        """The role of this head from `measure_roles`."""
         heads = (self.roles or {}).get("heads", ())
         return next((h for h in heads if (h["layer"], h["head"]) == (call.layer, head)), None)
 
@@ -209,17 +211,17 @@ class Run:
         return self.side(side).span(start, stop)
 
     def search(self, side: str, query: str, limit: int) -> tuple[int, list[Match]]:
-        """How often the text has ``query``, and the first ``limit`` places."""
+        """The number of matches of ``query`` in the text, and the first ``limit`` of them."""
         return self.side(side).search(query, limit)
 
     def side(self, id: str) -> Side:
-        """Raises KeyError for a side that there is not."""
+        """The side of this id; KeyError if there is none."""
         if id not in self.sides:
             raise KeyError(f"side: there is no {id!r}; this run has {', '.join(self.sides)}")
         return self.sides[id]
 
     def close(self) -> None:
-        """Free what is kept in memory and in files, and end what is being computed. There is no call any more."""
+        """Free memory and files, and stop computations. No method may be called afterwards."""
         with self._lock:
             self._closed = True
             for head in self._heads.values():

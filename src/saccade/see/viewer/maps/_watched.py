@@ -1,4 +1,4 @@
-"""What `watch` kept, as maps."""
+"""The calls kept by `watch`, as maps."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from ._call import MapCall, checked
 from ._run import Run
 from ._side import Side, side_of_labels
 
-# What PyTorch (multihead_attn), transformers (encoder_attn, EncDecAttention, crossattention) and Saccade call it.
+# Names in PyTorch (multihead_attn), transformers (encoder_attn, EncDecAttention, crossattention) and Saccade.
 _CROSS = re.compile(r"cross_?att|encoder_attn|EncDecAtt|multihead_attn$|(^|[.])cross([.]|$)", re.IGNORECASE)
 
 
 def from_watch(observed: CallObservations, words: Sequence[str] | None = None, name: str = "watched model") -> Run:
-    """The kept calls of a watch, or of a file that it was saved to.
+    """The kept calls of a watch, or of its file.
 
-    ``words`` are the labels of the tokens of a side; of a side of another length they say nothing, and it is numbered.
-    A call is cross-attention where its name says so, and where lengths differ without a mask that places the rows among
-    the keys, as it does while decoding with a cache: nothing else of a call tells.
+    ``words`` are the labels of the tokens of a side; a side of another length has numbers instead. A call is
+    cross-attention if its name says so, or if its lengths differ without a mask that positions the rows among the keys,
+    as in decoding with a cache.
 
     Raises:
-        ValueError: nothing was kept, or no side has as many tokens as there are words.
+        ValueError: no call was kept, or no side has as many tokens as there are words.
     """
     if not observed.kept:
         raise ValueError(
-            "watched: no call was kept, so there is no map to show; choose calls when watching: "
-            "saccade.watch(model, keep=True)"
+            "watched: no call was kept, so there is no map to show; keep calls with saccade.watch(model, keep=True)"
         )
     sites = {site.name: site for site in observed.calls}
     sides: dict[str, Side] = {}
@@ -48,12 +47,12 @@ def from_watch(observed: CallObservations, words: Sequence[str] | None = None, n
     sides = {id: side for id, side in sides.items() if id in used}
     if words is not None and not any(side.named for side in sides.values()):
         lengths = ", ".join(str(side.tokens) for side in sides.values())
-        raise ValueError(f"words: {len(words)} came, and the calls have {lengths} tokens")
+        raise ValueError(f"words: expected as many as a call has tokens ({lengths}), got {len(words)}")
     return Run(name, "", sides, calls, alarms=_alarms(observed, calls))
 
 
 def _side(sides: dict[str, Side], length: int, words: Sequence[str] | None, of: str = "tokens") -> Side:
-    """The side of this length; what cross-attention reads is one of its own, of which words say nothing."""
+    """The side of this length; the source of cross-attention is a separate side without words."""
     id = f"{of}-{length}"
     if id not in sides:
         if words is not None and len(words) == length and of == "tokens":

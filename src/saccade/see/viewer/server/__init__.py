@@ -1,4 +1,4 @@
-"""The viewer: what a page or a notebook asks for, answered from kept queries and keys.
+"""The viewer's server: answers requests of a page or a notebook from kept queries and keys.
 
 Begin with `_view.py`, then `_session.py` (the operations). Imports `maps`; starlette, uvicorn and anywidget only when a
 viewer opens.

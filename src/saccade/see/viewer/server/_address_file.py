@@ -1,7 +1,7 @@
-"""The file by which a browser gets the address, so that the token is in no argument of a program.
+"""A file that gives the browser the viewer's address, so that the token is in no program's arguments.
 
 A browser gets the address as an argument, and every user of a machine may read the arguments of all programs. So
-it gets the path of a file that only this user can read, and the page in it goes on to the address.
+it gets the path of a file that only this user can read, and the page in it redirects to the address.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from html import escape
 from pathlib import Path
 
-LIFE = 120.0  # seconds; a browser that has to start first takes some
+LIFE = 120.0  # seconds; the browser may have to start first
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -26,9 +26,9 @@ PAGE = """<!doctype html>
 
 
 class AddressFile:
-    """A page that goes on to ``url``, until it is removed or `LIFE` has passed and `expire` is called.
+    """A page that redirects to ``url``, until it is removed, or `LIFE` has passed and `expire` is called.
 
-    A process that is killed leaves it, with an address at which nobody answers any more.
+    A killed process leaves it, with an address that no longer answers.
     """
 
     def __init__(self, url: str):
@@ -36,10 +36,10 @@ class AddressFile:
         self._folders: list[tuple[float, Path]] = []
 
     def write(self) -> Path | None:
-        """The page, in a new folder that only this user can enter; None where the home folder is not the user's own.
+        """The page, in a new folder that only this user can enter; None if the home folder is not the user's own.
 
-        The home folder itself, since browsers that come as a snap see neither hidden folders nor the system's temporary
-        one. In a folder of somebody else this one could be put in another's place.
+        The folder is in the home folder itself: browsers packaged as snaps see neither hidden folders nor the system's
+        temporary one. In another user's folder it could be replaced.
         """
         try:
             home = Path.home()
@@ -50,18 +50,18 @@ class AddressFile:
             path = folder / "open.html"
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
                 file.write(PAGE.format(url=escape(self._url)))
-        except (OSError, RuntimeError):  # no home, or nothing may be written there
+        except (OSError, RuntimeError):  # no home, or it is not writable
             return None
         return path
 
     def expire(self) -> None:
-        """Remove what browsers have read by now."""
+        """Remove files that browsers have read by now."""
         self._remove(time.monotonic())
 
     def remove(self) -> None:
         self._remove(float("inf"))
 
     def _remove(self, now: float) -> None:
-        for due in [one for one in self._folders if one[0] <= now]:
+        for due in [entry for entry in self._folders if entry[0] <= now]:
             self._folders.remove(due)
             shutil.rmtree(due[1], ignore_errors=True)

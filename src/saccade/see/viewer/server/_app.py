@@ -1,7 +1,7 @@
-"""The viewer over HTTP: a page, its script, and the operations of a session. Nothing else is answered, no file is read.
+"""The viewer over HTTP: a page, its script, and the operations of a session. It serves no files.
 
-Who may ask is decided before anything is read of a request: the name and port that it came to, the page that it came
-from, and the token.
+Requests are authorised before their body is read: by the name and port they came to, the page they came from, and the
+token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-PATIENCE = 10.0  # seconds for a request to come whole
+PATIENCE = 10.0  # seconds to receive a complete request
 LARGEST_BODY = 2**18  # bytes; 20,000 tokens in a list take 140,000
 HEADERS = {
     "Cache-Control": "no-store",
@@ -40,8 +40,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-# The client's styles are constructed by its script, images are what it makes to save a picture. The script of a blob
-# shows steps: it comes through the client's own channel.
+# The client's script makes its own styles, and images when it saves a picture. The script of a blob shows steps: it
+# comes # through the client's own channel.
 POLICY = (
     "default-src 'none'; script-src 'self' 'nonce-{nonce}' blob:; style-src 'nonce-{nonce}'; img-src data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -71,7 +71,7 @@ mountPage();
 
 
 class Activity:
-    """When a page last asked for something."""
+    """The time of the latest request."""
 
     def __init__(self) -> None:
         self.last = time.monotonic()
@@ -84,14 +84,14 @@ class Activity:
 
 
 class Addresses:
-    """The names under which a server may be asked.
+    """The names and addresses of a server.
 
-    A page of a stranger can give its own name the address of this machine (DNS rebinding). Its requests then carry that
-    name, so names are compared; an address cannot be given away, so where a server listens on all of them any will do.
+    A foreign page can give its own name the address of this machine (DNS rebinding). Its requests then carry that name,
+    so names are compared. Addresses cannot be faked: a server that listens on all of them accepts any.
     """
 
     def __init__(self, bound: str, port: int, name: str = ""):
-        """``bound``: the address of the socket that listens, whatever ``name`` it was asked for by."""
+        """``bound``: the address of the listening socket, whatever ``name`` was given for it."""
         self.port, self.bound = port, bound_address(bound)
         own = (name, socket.gethostname() if self.bound.is_unspecified else str(self.bound))
         self._names = {"127.0.0.1", "localhost", "::1", *(known.lower() for known in own if known)}
@@ -112,7 +112,7 @@ class Addresses:
 
 
 def bound_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The address of a socket, of IPv4 where it is one written as of IPv6."""
+    """The address of a socket, as IPv4 if it is IPv4 in IPv6 notation."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 
@@ -128,7 +128,7 @@ def _is_address(name: str) -> bool:
 class ViewerApp:
     """The application: accepts only requests to the server's own name and from its own page.
 
-    Every answer gets the strict headers. Without a page's requests ``activity`` grows idle.
+    Every answer gets the strict headers. ``activity`` is idle while the page sends no requests.
     """
 
     def __init__(self, session: Session, *, token: str, addresses: Addresses, activity: Activity):
@@ -191,7 +191,7 @@ def _routes(session: Session, token: str, activity: Activity, workers: Workers) 
         try:
             body = await asyncio.wait_for(_body(request), PATIENCE)
         except asyncio.TimeoutError:
-            return _framed(Reply({"error": f"the request did not come whole within {PATIENCE:.0f} s"}, status=408))
+            return _framed(Reply({"error": f"the request was not complete within {PATIENCE:.0f} s"}, status=408))
         if body is None:
             return _framed(Reply({"error": f"the request is larger than {LARGEST_BODY:,} bytes"}, status=413))
         activity.running += 1
@@ -207,7 +207,7 @@ def _routes(session: Session, token: str, activity: Activity, workers: Workers) 
             params = json.loads(body)
         except (ValueError, RecursionError):
             return Reply({"error": "the request is not JSON"}, status=400)
-        if op == "alive":  # from the loop itself: a page must never seem closed
+        if op == "alive":  # answered directly, so that a page never seems closed
             return session.reply(op, params)
         return await _unless_left(workers.submit(op, params, session.reply, op, params), request)
 
@@ -230,33 +230,33 @@ def client_script() -> str:
     """The client, one ES module.
 
     Raises:
-        FileNotFoundError: it was not built: sources of a checkout, `npm run build` in client/.
+        FileNotFoundError: it was not built; run `npm run build` in client/ of a checkout.
     """
     return resources.files("saccade.viewer").joinpath("client.js").read_text(encoding="utf-8")
 
 
 async def _body(request: Request) -> bytes | None:
-    """The whole body; None where it is too large."""
-    found = bytearray()
+    """The whole body; None if it is too large."""
+    body = bytearray()
     async for part in request.stream():
-        found += part
-        if len(found) > LARGEST_BODY:
+        body += part
+        if len(body) > LARGEST_BODY:
             return None
-    return bytes(found)
+    return bytes(body)
 
 
 async def _unless_left(work: Future[Reply], request: Request) -> Reply:
-    """What `work` gives. Where the page no longer waits, as after quick panning, work that has not begun is dropped."""
+    """The result of `work`. If the page no longer waits, as after quick panning, work that has not begun is dropped."""
     done: asyncio.Future[Any] = asyncio.ensure_future(asyncio.wrap_future(work))
-    # After the body there comes one message: that the asker has gone.
+    # After the body one more message comes: the client has disconnected.
     left: asyncio.Future[Any] = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({done, left}, return_when=asyncio.FIRST_COMPLETED)
         if not done.done():
             work.cancel()
             await asyncio.wait({done})
-        return Reply({"error": "nobody waits for this any more"}, status=400) if done.cancelled() else done.result()
-    finally:  # also where the server ends meanwhile
+        return Reply({"error": "the request was cancelled"}, status=400) if done.cancelled() else done.result()
+    finally:  # also if the server ends meanwhile
         done.cancel()
         left.cancel()
 

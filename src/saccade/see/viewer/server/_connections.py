@@ -1,4 +1,4 @@
-"""Connections that cost nothing: those that send no request are closed, and no number of them stops the viewer."""
+"""Connections: idle ones are closed, and no number of them stops the viewer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from . import _app
 
 MOST = 100  # connections at a time; a browser opens six for one page
-BACKLOG = 32  # connections that are accepted at once, before the first of them is looked at
+BACKLOG = 32  # connections accepted before the first of them is handled
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Connection(H11Protocol):
-    """A connection that is closed where its request does not come whole within `_app.PATIENCE`."""
+    """A connection that is closed if its request is not complete within `_app.PATIENCE`."""
 
     _deadline: Any = None
 
@@ -35,7 +35,7 @@ class Connection(H11Protocol):
         if len(self.connections) > MOST:
             connections: list[Any] = list(self.connections)  # of this class, all of them
             oldest = min(connections, key=lambda other: (not other._waits, other._began))
-            self.connections.discard(oldest)  # before it is lost, or the next would find it again
+            self.connections.discard(oldest)  # before it is lost, or the next connection would choose it again
             oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -59,9 +59,9 @@ class Connection(H11Protocol):
 
 
 class Listener(socket.socket):
-    """A socket that listens; where the process has no descriptor left it closes the next connection.
+    """A listening socket; if the process has no file descriptor left it closes the next connection.
 
-    asyncio would report each attempt to accept, thousands a second, and leave the connection in the queue.
+    asyncio would report thousands of failed attempts a second, and leave the connection in the queue.
     """
 
     _spare: int | None = None
@@ -85,13 +85,13 @@ class Listener(socket.socket):
         self._release()
 
     def _refuse(self) -> None:
-        """Close one waiting connection, with the descriptor that is kept for this."""
+        """Close one waiting connection, with the reserved descriptor."""
         self._release()
         with contextlib.suppress(OSError):
             super().accept()[0].close()
         try:
             self._spare = os.open(os.devnull, os.O_RDONLY)
-        except OSError:  # another thread was quicker
+        except OSError:  # another thread accepted it
             time.sleep(0.1)
 
     def _release(self) -> None:

@@ -1,5 +1,4 @@
-"""What heads do for a text: the tokens' probabilities without some of them, what each is worth to the loss, and what
-each carries of what differs from another text.
+"""Effects of heads on a text: token probabilities without heads, each head's effect on the loss, and patching.
 
 Shape legend: L tokens, V vocabulary, E width, H heads of a call.
 """
@@ -25,15 +24,15 @@ from ._params import ParameterError
 from ._rereading import Predictions, Rereading, in_order_of_run, rereading_of
 from ._steps import READING, check_again
 
-MOST_NEXT = 10  # tokens of each of the two lists of likely next ones
-MOST_KEPT = 2**24  # numbers of a reading that is kept, so that another row needs no forward: 64 MiB
+MOST_NEXT = 10  # tokens in each of the two lists of next tokens
+MOST_KEPT = 2**24  # numbers of a kept output, so that another row needs no forward: 64 MiB
 
 Off = tuple[tuple[str, int], ...]
 Answer = tuple[dict[str, Any], list[np.ndarray]]
 
 
 class _Readings:
-    """What a run's model gives with all heads on, and without those that were off last."""
+    """Outputs of a run's model with all heads on, and without the heads of the latest request."""
 
     def __init__(self, run: Run):
         self.again = rereading_of(run)
@@ -42,7 +41,7 @@ class _Readings:
         self._keep((), plain)
 
     def without(self, off: Off) -> Tensor:
-        """Log-probabilities (rows, V) in nats, as the model's `forward` predicts tokens; last hidden states (L, E)."""
+        """Log-probabilities (rows, V) in nats, as predicted by the model's `forward`; or last hidden states (L, E)."""
         if off in self._kept:
             return self._kept[off]
         if not off:
@@ -51,10 +50,10 @@ class _Readings:
         return self._keep(off, self.again.edited({self._names[call]: Ablate(which) for call, which in heads.items()}))
 
     def _keep(self, off: Off, output: Tensor) -> Tensor:
-        found = output.float().log_softmax(-1) if isinstance(self.again.predicts, Predictions) else output.float()
-        if found.numel() <= MOST_KEPT:
-            self._kept = {key: value for key, value in self._kept.items() if key == ()} | {off: found}
-        return found
+        output_ = output.float().log_softmax(-1) if isinstance(self.again.predicts, Predictions) else output.float()
+        if output_.numel() <= MOST_KEPT:
+            self._kept = {key: value for key, value in self._kept.items() if key == ()} | {off: output_}
+        return output_
 
 
 _known: WeakKeyDictionary[Run, _Readings] = WeakKeyDictionary()
@@ -67,17 +66,17 @@ def _readings(run: Run) -> _Readings:
 
 
 def forget(run: Run) -> None:
-    """Free what is kept of a run that is closed."""
+    """Free the kept outputs of a closed run."""
     _known.pop(run, None)
 
 
 def without_heads(run: Run, off: Sequence[tuple[str, int]], row: int | None) -> Answer:
     """The reply to `heads`.
 
-    Of a language model the buffer is (2, L): log-probabilities in nats of each token, with all heads on and without
-    those that are off; NaN where the token is not predicted, as the first one. The header has both mean losses, and the
-    most probable tokens after `row`, or, of a masked language model, in its place. Of any other model the buffer is
-    (1, L), |after - before| / |before| of the last hidden states, and the header says why.
+    For a language model the buffer is (2, L): log-probabilities in nats of each token, with all heads on and without
+    those that are off; NaN for tokens that are not predicted, such as the first. The header has both mean losses, and
+    the most probable tokens after `row`, or, for a masked language model, in its place. For other models the buffer is
+    (1, L), |after - before| / |before| of the last hidden states, and the header has the reason.
     """
     with READING:
         try:
@@ -92,37 +91,37 @@ def without_heads(run: Run, off: Sequence[tuple[str, int]], row: int | None) -> 
         header = {"loss": None, "next": None, "masked": False, "reason": again.predicts}
         return {"side": again.side, **header}, [change.cpu().numpy()[None]]
     tokens = np.stack([_of_tokens(again, again.predicts, given) for given in (before, after)])
-    asked = None if row is None else again.predicts.row_about(row)
+    predicted_row = None if row is None else again.predicts.row_about(row)
     return {
         "side": again.side,
         "loss": [_mean_loss(given) for given in tokens],
-        "next": None if asked is None else _next_tokens(again, before[asked], after[asked]),
+        "next": None if predicted_row is None else _next_tokens(again, before[predicted_row], after[predicted_row]),
         "masked": again.predicts.masked,
         "reason": None,
     }, [tokens]
 
 
 def _refusal(error: ValueError) -> ParameterError:
-    """In one sentence why a model's heads cannot be switched off."""
+    """The reason why a model's heads cannot be switched off, in one sentence."""
     return error if isinstance(error, ParameterError) else ParameterError(f"heads: {error}")
 
 
 def _of_tokens(again: Rereading, predicted: Predictions, given: Tensor) -> np.ndarray:
-    """(L,) the log-probability of each token; NaN of those that are not predicted."""
-    found = np.full(len(again.tokens), np.nan, np.float32)
+    """(L,) the log-probability of each token; NaN for tokens that are not predicted."""
+    log_p = np.full(len(again.tokens), np.nan, np.float32)
     places, rows = list(predicted.tokens), list(predicted.rows)
-    found[places] = given[rows, again.tokens[places]].cpu().numpy()
-    return found
+    log_p[places] = given[rows, again.tokens[places]].cpu().numpy()
+    return log_p
 
 
 def _mean_loss(tokens: np.ndarray) -> float:
-    """In nats a token; NaN where none is predicted."""
+    """The mean loss in nats a token; NaN if no token is predicted."""
     known = tokens[~np.isnan(tokens)]
     return -float(known.mean(dtype=np.float64)) if len(known) else math.nan
 
 
 def _next_tokens(again: Rereading, before: Tensor, after: Tensor) -> list[tuple[str, float, float]]:
-    """The most probable tokens before and after, (written, probability before, after), the largest of either first."""
+    """(text, probability before, after) of the most probable tokens before and after, the largest of either first."""
     likely = [given.topk(min(MOST_NEXT, len(given))).indices.tolist() for given in (before, after)]
     among = sorted({*likely[0], *likely[1]}, key=lambda token: (-max(float(before[token]), float(after[token])), token))
     return [(again.write(token), math.exp(before[token]), math.exp(after[token])) for token in among]
@@ -131,8 +130,8 @@ def _next_tokens(again: Rereading, before: Tensor, after: Tensor) -> list[tuple[
 def importance_of(run: Run) -> Answer:
     """The reply to `importance`: the text's loss, and its derivative by a gate on each head's output, in nats a token.
 
-    Negative: the head lowers the loss, to first order by so much (`saccade.head_importance`). The buffer has all heads
-    of all calls, as in the run.
+    Negative: the head lowers the loss by that much, to first order (`saccade.head_importance`). The buffer has all
+    heads of all calls, in the order of the run.
     """
     with READING:
         try:
@@ -141,11 +140,11 @@ def importance_of(run: Run) -> Answer:
                 raise ParameterError(f"importance: there is no loss; {again.predicts}")
             if not again.predicts.tokens:
                 raise ParameterError("importance: a text of one token has no loss, as no token comes before it")
-            found = head_importance(again.module, [again.predicts], lambda _, predicted: _loss(again, predicted))
+            importance = head_importance(again.module, [again.predicts], lambda _, predicted: _loss(again, predicted))
         except ValueError as error:
             raise _refusal(error) from None
-    assert found.signed is not None
-    return {"loss": found.loss}, [in_order_of_run(run, found.signed)]
+    assert importance.signed is not None
+    return {"loss": importance.loss}, [in_order_of_run(run, importance.signed)]
 
 
 def _loss(again: Rereading, predicted: Predictions) -> Tensor:
@@ -158,13 +157,13 @@ def patched_from(
 ) -> Answer:
     """The reply to `patching`: the change of the metric when each head's output is restored from the clean run.
 
-    The header has the metric in words and its value for both texts, and what stands out in sentences. The buffer has
-    the effects, `by` "gradient" or "exact", of all heads of all calls, as in the run.
+    The header has the metric in words, its value for both texts, and sentences on the result. The buffer has the
+    effects, `by` "gradient" or "exact", of all heads of all calls, in the order of the run.
 
-    MapClosed: after a head, the viewer has `ended`.
+    MapClosed: the viewer has `ended`, which is checked after each head.
     """
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         run.progress = done, total
         if ended():
             raise MapClosed
@@ -175,11 +174,11 @@ def patched_from(
     with READING:
         try:
             places = listed_positions(positions)
-            made = patch_texts(run.source, run.text, other, by=by, target=target, positions=places, progress=told)
+            made = patch_texts(run.source, run.text, other, by=by, target=target, positions=places, progress=report)
         except ValueError as error:
             raise ParameterError(str(error)) from None
         finally:
             run.progress = None
-    found = made.found
-    header = {"of": made.measured, "clean": found.clean, "corrupted": found.corrupted}
-    return {**header, "sentences": patching_sentences(found)}, [in_order_of_run(run, found.effects)]
+    effects = made.found
+    header = {"of": made.measured, "clean": effects.clean, "corrupted": effects.corrupted}
+    return {**header, "sentences": patching_sentences(effects)}, [in_order_of_run(run, effects.effects)]

@@ -1,4 +1,4 @@
-"""The parameters of a request, read one by one; what is wrong with one is a sentence that names it."""
+"""The parameters of a request, read one by one; errors name the parameter."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ LONGEST = 200  # characters of a value that a message shows
 
 
 class ParameterError(ValueError):
-    """What is wrong with a request, as one sentence for whoever sent it."""
+    """An invalid request, as one sentence for its sender."""
 
 
 class Params:
-    """The parameters of one request as they came from outside."""
+    """The unchecked parameters of one request."""
 
     def __init__(self, given: object):
         if not isinstance(given, dict):
@@ -35,23 +35,23 @@ class Params:
         given = self._value(name)
         if not isinstance(given, list) or not 1 <= len(given) <= MOST_TOKENS:
             raise ParameterError(f"{name}: expected a list of 1 to {MOST_TOKENS:,} whole numbers, got {_shown(given)}")
-        return sorted({_integer(name, one, 0, below - 1) for one in given})
+        return sorted({_integer(name, entry, 0, below - 1) for entry in given})
 
     def integer_or_none(self, name: str, low: int, high: int) -> int | None:
         """As `integer`, or null."""
         return None if self._value(name) is None else self.integer(name, low, high)
 
     def heads(self, name: str, heads: Mapping[str, int]) -> list[tuple[str, int]]:
-        """Pairs of a call and a head of it, sorted and each once; `heads`: how many each call has."""
+        """Pairs of a call and one of its heads, sorted and each once; `heads`: the number of heads of each call."""
         given = self._value(name)
         if not isinstance(given, list) or len(given) > sum(heads.values()):
             raise ParameterError(f"{name}: expected a list of pairs [call, head], got {_shown(given)}")
-        found = set()
+        pairs = set()
         for pair in given:
             if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str) or pair[0] not in heads:
                 raise ParameterError(f"{name}: expected a call of this run and a head, got {_shown(pair)}")
-            found.add((pair[0], _integer(name, pair[1], 0, heads[pair[0]] - 1)))
-        return sorted(found)
+            pairs.add((pair[0], _integer(name, pair[1], 0, heads[pair[0]] - 1)))
+        return sorted(pairs)
 
     def span(self, most: int) -> tuple[int, int]:
         """``start`` and ``stop`` of a range within `most` places."""

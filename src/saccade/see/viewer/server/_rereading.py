@@ -1,4 +1,4 @@
-"""The text of a run through its model once more, and which calls of the model are those of the run.
+"""Reading the text of a run again, and matching the model's calls with those of the run.
 
 Shape legend: L tokens, P tokens that are predicted, V vocabulary, E width.
 """
@@ -29,14 +29,14 @@ from ._steps import check_again
 
 @dataclass(frozen=True)
 class Predictions:
-    """Which tokens of a text its model predicts.
+    """The tokens of a text that its model predicts.
 
     Attributes:
-        tokens: those that have a probability.
-        rows: the row of `Rereading.forward` that each of them is predicted in.
-        masked: whether each is predicted where it alone is masked; else from those before it, and the last row has
-            what may come after the text.
-        blanks: tokens that are masks in the text itself; the last rows have what may stand there.
+        tokens: the predicted tokens.
+        rows: the row of `Rereading.forward` that predicts each of them.
+        masked: whether each is predicted with itself masked; otherwise from the tokens before it, and the last row
+            predicts what may come after the text.
+        blanks: tokens that are masks in the text itself; the last rows predict them.
     """
 
     tokens: tuple[int, ...]
@@ -45,7 +45,7 @@ class Predictions:
     blanks: tuple[int, ...] = ()
 
     def row_about(self, token: int) -> int | None:
-        """The row that says what may come after a token, or, of masked ones, in its place; None where there is none."""
+        """The row that predicts what may come after a token, or, if masked, in its place; None if there is none."""
         if not self.masked:
             return token
         order = *self.tokens, *self.blanks
@@ -54,17 +54,17 @@ class Predictions:
 
 @dataclass(frozen=True, eq=False)
 class Rereading:
-    """How the model of a run reads its text again.
+    """A function that reads a run's text again, and its context.
 
     Attributes:
         module: the model.
-        name: what it is called.
-        calls: ids of the run's calls, in the order in which a forward makes them.
-        forward: logits of tokens (rows, V), or the last hidden states (L, E).
+        name: the model's name.
+        calls: ids of the run's calls, in the order of a forward.
+        forward: returns logits of tokens (rows, V), or the last hidden states (L, E).
         tokens: (L,) ids of the side that is read.
         side: its id.
-        predicts: what `forward` gives logits of; or in a sentence why there are none.
-        write: how a token is written.
+        predicts: the tokens that `forward` has logits of; or the reason why there are none.
+        write: the text of a token.
     """
 
     module: nn.Module
@@ -77,33 +77,33 @@ class Rereading:
     write: Callable[[int], str]
 
     def plain(self) -> tuple[Tensor, dict[str, str]]:
-        """What `forward` gives with all heads on, and for each call of the run the name that `intervene` has for it.
+        """The output of `forward` with all heads on, and for each call of the run its name in `intervene`.
 
-        A factor of 1 changes nothing, and the intervention names the calls in their order.
+        A factor of 1 changes nothing, and the intervention lists the calls in order.
         """
-        with evaluating(self.module), torch.no_grad(), intervene(self.module, {"*": Scale(None, 1.0)}) as seen:
+        with evaluating(self.module), torch.no_grad(), intervene(self.module, {"*": Scale(None, 1.0)}) as scaled:
             output = self.forward()
-        names = list(seen.changed)
-        if any("#" in name for name in names):  # the first of them is called as the module, which is all of them
+        names = list(scaled.changed)
+        if any("#" in name for name in names):  # a module with several calls: its name means all of them
             raise ParameterError(f"heads: layers of {self.name} share a module, and cannot be told apart")
         if len(names) != len(self.calls):
             raise ParameterError(f"heads: {len(names)} of the {len(self.calls)} calls of {self.name} can be changed")
         return output, dict(zip(self.calls, names, strict=True))
 
     def edited(self, edits: dict[int | str, Edit | Sequence[Edit]]) -> Tensor:
-        """What `forward` gives with an edit of each of these calls, which are named as `plain` names them."""
+        """The output of `forward` with an edit of each of these calls, named as by `plain`."""
         with evaluating(self.module), torch.no_grad(), intervene(self.module, edits):
             return self.forward()
 
 
 def rereading_of(run: Run) -> Rereading:
-    """ParameterError for a run that holds no model, or whose text is too long to be read for each change."""
+    """ParameterError for a run without a model, or with a text too long to be read for each change."""
     check_again(run, "heads")
     return _of_pair(run, run.source) if isinstance(run.source, ReadPair) else _of_text(run, run.source)
 
 
 def in_order_of_run(run: Run, values: HeadValues) -> np.ndarray:
-    """A number for each head of the run's calls, from a map of the calls that one forward of the model made."""
+    """A number for each head of the run's calls, from values in the order of one forward."""
     calls = calls_in_order(run)
     if len(values.calls) != len(calls):
         raise ParameterError(f"heads: {len(values.calls)} of the {len(calls)} calls of {run.model} can be changed")
@@ -144,14 +144,14 @@ def _predicting(predictor: Predictor, ids: Tensor) -> tuple[nn.Module, Callable[
 
 
 def _states(module: Any, ids: Tensor) -> Callable[[], Tensor]:
-    """The last hidden states of a model that has no head for tokens."""
+    """The last hidden states of a model without a head for tokens."""
     ids = ids.to(next(module.parameters()).device)
 
     def forward() -> Tensor:
         if isinstance(module, EncoderDecoder):
             memory = module.encode(ids)
             return memory.layout.put(memory.x)[0]
-        # transformers' decoders keep keys and values unless they are told not to
+        # transformers' decoders keep keys and values by default
         more = {"use_cache": False} if getattr(getattr(module, "config", None), "use_cache", None) is not None else {}
         return module(input_ids=ids, **more).last_hidden_state[0]
 
@@ -168,9 +168,9 @@ def _of_pair(run: Run, pair: ReadPair) -> Rereading:
 
     def forward() -> Tensor:
         out = model(pair.ids.to(device), None, target)
-        found = out.logits if heads else out.last_hidden_state
-        assert found is not None
-        return found[0]
+        output = out.logits if heads else out.last_hidden_state
+        assert output is not None
+        return output[0]
 
     def write(token: int) -> str:
         return tokenizer.decode([token]) or tokenizer.written(token)
@@ -179,7 +179,7 @@ def _of_pair(run: Run, pair: ReadPair) -> Rereading:
 
 
 def calls_in_order(run: Run) -> tuple[str, ...]:
-    """Ids of the calls as one forward makes them: in a decoder each layer reads the target, then the source."""
+    """Ids of the calls in the order of a forward: in a decoder each layer reads the target, then the source."""
     parts = {"encoder": 0, "decoder": 1, "cross": 1}
 
     def place(id: str) -> tuple[int, int, bool]:

@@ -1,4 +1,4 @@
-"""A viewer that runs: its port, its thread, the browser, and its end."""
+"""A running viewer: its port, its thread, its browser, and its end."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from ._session import Session
 
 HIGHEST_PORT = 65535
-LONGEST_NAME = 80  # characters of a host that a message shows
+LONGEST_NAME = 80  # characters of a host in an error message
 LOOPBACK = "127.0.0.1"
-OTHERS = "other machines open it under this computer's name or address, and the token"
-MOST_IDLE = 600.0  # seconds without a page; pages tell every half minute that they are open
-GRACE = 5.0  # seconds that the end waits for what is being answered
+OTHERS = "other machines can open it under this computer's name or address, with the token"
+MOST_IDLE = 600.0  # seconds without a page; open pages send a request every half minute
+GRACE = 5.0  # seconds for running requests at the end
 
 
 class Viewer:
@@ -34,7 +34,7 @@ class Viewer:
     `saccade.view` starts it. As a context manager it closes at the end of the block.
 
     Attributes:
-        url: what a browser opens, with the token: everyone who has it sees everything that the viewer shows.
+        url: the address for a browser, with the token: everyone who has it sees everything that the viewer shows.
         lets_others_in: whether it listens on an address that other machines may reach.
 
     Example:
@@ -55,14 +55,14 @@ class Viewer:
 
         Raises:
             ImportError: starlette or uvicorn is not installed.
-            TypeError: a host that is no string, or a port that is no whole number.
-            ValueError: the port is none, taken or not allowed, or the host is no address of this machine.
+            TypeError: a host that is not a string, or a port that is not a whole number.
+            ValueError: an invalid port, one that is taken or not allowed, or a host that is no address of this machine.
         """
         uvicorn = require_uvicorn()
         from . import _connections
         from ._app import Activity, Addresses, ViewerApp, client_script  # here: `saccade.view` is a light name
 
-        client_script()  # a client that is missing is told now
+        client_script()  # raises an error now if the client is missing
         host = LOOPBACK if host is None else host
         listener = _listener(host, 0 if port is None else port)
         self.session, self._most_idle = session, most_idle
@@ -86,7 +86,7 @@ class Viewer:
                 log_level="critical",
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # it would take who asks from what is asked
+                proxy_headers=False,  # forwarded headers could fake the client's address
                 timeout_graceful_shutdown=1,
                 callback_notify=self._look_at_activity,
                 timeout_notify=0,
@@ -96,7 +96,7 @@ class Viewer:
         self._thread.start()
 
     async def _look_at_activity(self) -> None:
-        """Asked by the server each second."""
+        """Called by the server each second."""
         self._file.expire()
         if self._most_idle is not None and self._activity.idle > self._most_idle:
             self._ended_idle = True
@@ -108,13 +108,14 @@ class Viewer:
 
     @property
     def computing(self) -> bool:
-        """Whether a thread still computes, which it may do for seconds after the end."""
+        """Whether a thread still computes, as for some seconds after the end."""
         return self._app.workers.busy
 
     def open_browser(self) -> bool:
-        """Open the page; whether there is a browser to open it.
+        """Open the page; returns whether a browser could be opened.
 
-        By a file that only this user reads, as others may read the arguments of programs; Windows shows them to nobody.
+        Through a file that only this user can read, as others may read the arguments of programs; not needed on
+        Windows.
         """
         if os.name != "posix":
             return open_browser(self.url)
@@ -132,13 +133,13 @@ class Viewer:
         """
         try:
             while self._thread.is_alive():
-                self._thread.join(0.5)  # where a join without end is not interrupted, as on Windows, this one is
+                self._thread.join(0.5)  # an endless join could not be interrupted on Windows
         finally:
             self.close()
         return self._ended_idle
 
     def close(self) -> None:
-        """End the viewer, and delete what it keeps in files. Open pages say that nobody answers any more."""
+        """End the viewer, and delete its files. Open pages report that it does not answer."""
         self._server.should_exit = True
         self._thread.join(GRACE)
         self._file.remove()
@@ -160,7 +161,7 @@ class Viewer:
 
 
 def require_uvicorn() -> Any:
-    """The server. ImportError where it, or what the application is made of, is not installed."""
+    """The uvicorn module. ImportError if it, or a package of the application, is not installed."""
     try:
         import starlette  # noqa: F401, the application is made of it
         import uvicorn
@@ -170,20 +171,20 @@ def require_uvicorn() -> Any:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """A socket that listens."""
+    """A listening socket."""
     from ._connections import Listener
 
     _check_address(host, port)
     try:
         if not host.isprintable():
-            raise ValueError  # the system reads a name no further than a zero
+            raise ValueError  # the system would read the name only up to a zero
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = Listener(family, kind, protocol)
     except OSError as error:
         raise ValueError(f"host: {host} is no address of this machine ({error.strerror})") from None
-    except ValueError:  # a label of more than 63 letters, a character that no name has
+    except ValueError:  # a label of more than 63 letters, or a character not allowed in names
         raise ValueError(f"host: {repr(host)[:LONGEST_NAME]} is no name of a machine") from None
-    if os.name == "posix":  # elsewhere this lets two servers share a port
+    if os.name == "posix":  # elsewhere the option lets two servers share a port
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
@@ -214,16 +215,16 @@ def _why_not(error: OSError, host: str, port: int) -> str:
 
 
 def _shown(bound: IPv4Address | IPv6Address) -> str:
-    """The address as a browser on this machine asks for it."""
+    """The address in the form for a browser on this machine."""
     if bound.is_unspecified:
         return LOOPBACK if bound.version == 4 else "[::1]"
     return str(bound) if bound.version == 4 else f"[{bound}]"
 
 
 def open_browser(url: str) -> bool:
-    """Open the page; whether there is a browser to open it.
+    """Open the page; returns whether a browser could be opened.
 
-    Browsers of the terminal are left alone: they would take the terminal and cannot show the page.
+    Browsers of the terminal are skipped: they would occupy the terminal and cannot show the page.
     """
     graphical = sys.platform in ("darwin", "win32", "cygwin") or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")

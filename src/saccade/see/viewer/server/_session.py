@@ -1,7 +1,7 @@
-"""What is shown, and every operation that a page or a notebook may ask for.
+"""The runs of a viewer, and every operation that a page or a notebook may request.
 
-An operation takes parameters, which come from outside and are read one by one, and gives a header (JSON) and buffers
-(float32, little endian). Both transports, `_app.py` and `_widget.py`, only carry them.
+An operation reads its unchecked parameters one by one, and returns a header (JSON) and buffers (float32, little
+endian). Both transports, `_app.py` and `_widget.py`, only transmit them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ VERSION = 1  # of the protocol
 MOST_TOP = 1000
 MOST_FOUND = 1000
 LONGEST_QUERY = 1000  # characters
-PATCHING = {"other": 100_000, "target": 200, "positions": 200}  # characters of what is patched from where
+PATCHING = {"other": 100_000, "target": 200, "positions": 200}  # longest parameters of patching, in characters
 FIRST_CHARACTERS = 200  # of a text, in the list of runs
-LONGEST_MASK = 200  # characters of a mask as it is written
-MOST_PAIRS = 2**24  # weights that one request of rows or columns may take: 167 words of a text of 100,000 tokens
+LONGEST_MASK = 200  # characters of a mask as text
+MOST_PAIRS = 2**24  # weights in one request of rows or columns: 167 words of a text of 100,000 tokens
 
 Answer = tuple[dict[str, Any], list[np.ndarray]]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What goes back: a header, and buffers of float32. ``status`` is for HTTP."""
+    """An answer: a header, and buffers of float32. ``status`` is for HTTP."""
 
     header: dict[str, Any]
     buffers: Sequence[bytes] = ()
@@ -61,9 +61,9 @@ class Place:
 
 @dataclass(eq=False)
 class Session:
-    """Runs that are shown together, and the place to show first. Several threads may ask at once.
+    """Runs that are shown together, and the place to show first. Thread-safe.
 
-    ``notes``: what is to be said of how they were read, in sentences.
+    ``notes``: remarks on how the texts were read.
     """
 
     runs: Sequence[Run]
@@ -73,7 +73,7 @@ class Session:
     closed: bool = field(default=False, init=False)
 
     def reply(self, op: object, params: object) -> Reply:
-        """The answer to a request, or one sentence that says what is wrong with it. Never raises."""
+        """The answer to a request, or an error as one sentence. Never raises."""
         operation = _OPERATIONS.get(op) if isinstance(op, str) else None
         if operation is None:
             return Reply({"error": "op: there is no such operation"}, status=404)
@@ -90,10 +90,10 @@ class Session:
             if self.closed:
                 return CLOSED
             logging.getLogger(__name__).exception("the viewer could not answer %r", op)
-            return Reply({"error": f"{op}: this could not be computed; where Saccade runs, it says why"}, status=500)
+            return Reply({"error": f"{op}: failed; the log where Saccade runs has the reason"}, status=500)
 
     def close(self) -> None:
-        """Free what the runs keep in memory and in files."""
+        """Free the memory and files of the runs."""
         self.closed = True
         for run in self.runs:
             forget(run)
@@ -101,12 +101,12 @@ class Session:
 
     @cached_property
     def opened(self) -> dict[str, Any]:
-        """The first message to a client: everything that it can request."""
+        """The first message to a client: the possible requests."""
         why_not = [why_not_again(run) for run in self.runs]
         return {
             "version": VERSION,
             "title": self.title,
-            "saccade": sys.modules["saccade"].__version__,  # not imported: the package stands on its parts
+            "saccade": sys.modules["saccade"].__version__,  # parts do not import the package
             "runs": [_described_run(str(number), run) for number, run in enumerate(self.runs)],
             "shown": vars(self.shown),
             "findings": _findings(self.runs[int(self.shown.run)]),
@@ -135,7 +135,7 @@ def _open(session: Session, params: Params) -> Answer:
 
 
 def _findings(run: Run) -> list[dict[str, Any]]:
-    """The sentences about a place, which a viewer can go to."""
+    """The findings with a place, which a viewer can show."""
     names = ("sentence", "call", "head", "row", "key")
     return [dict(zip(names, finding, strict=True)) for finding in run.findings if None not in finding]
 
@@ -153,7 +153,7 @@ def _described_run(id: str, run: Run) -> dict[str, Any]:
 
 
 def _digest(run: Run) -> str:
-    """Tells texts apart that begin alike."""
+    """A digest that differs for texts with the same beginning."""
     whole = "\0".join([run.text, *(side.text for side in run.sides.values())])
     return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -192,7 +192,7 @@ def _words(session: Session, params: Params) -> Answer:
     side = session._side(params)
     start, stop = params.span(side.tokens)
     if stop - start > MOST_TOKENS:
-        raise ParameterError(f"stop: at most {MOST_TOKENS:,} tokens at once, {stop - start:,} were asked for")
+        raise ParameterError(f"stop: expected at most {MOST_TOKENS:,} tokens at once, got {stop - start:,}")
     return {"words": [[*word[:4], int(word.special), *word[5:]] for word in side.span(start, stop)]}, []
 
 
@@ -206,19 +206,19 @@ def _overview(session: Session, params: Params) -> Answer:
 
 def _summarised(head: HeadSummary) -> dict[str, Any]:
     role = head.role or {}
-    told = {"role": role.get("role"), "decided_by": role.get("decided_by"), "score": role.get("score")}
+    about = {"role": role.get("role"), "decided_by": role.get("decided_by"), "score": role.get("score")}
     return {
         "call": head.call,
         "head": head.head,
         "sampled": head.sampled,
         "alarms": head.alarms,
-        **told,
+        **about,
         **head.numbers,
     }
 
 
 def _enlarged(thumbnail: np.ndarray) -> np.ndarray:
-    """The small map of a short text with each of its bins over several of the 48 x 48."""
+    """The small map of a short text with each bin repeated, up to 48 x 48."""
     rows, keys = (np.arange(THUMBNAIL) * size // THUMBNAIL for size in thumbnail.shape)
     return thumbnail[rows[:, None], keys]
 
@@ -231,53 +231,53 @@ def _tile(session: Session, params: Params) -> Answer:
     level = params.integer("level", 0, max(rows, keys).bit_length())
     last_row, last_key = ((length - 1) // (SIDE << level) for length in (rows, keys))
     row, key = params.integer("row", 0, last_row), params.integer("key", 0, last_key)
-    found = run.tile(call.id, head, item, what, pool, level, row, key, exact=params.flag("exact"))
-    n, m = found.values.shape
-    return {"rows": n, "keys": m, "sampled": found.sampled}, [found.values]
+    tile = run.tile(call.id, head, item, what, pool, level, row, key, exact=params.flag("exact"))
+    n, m = tile.values.shape
+    return {"rows": n, "keys": m, "sampled": tile.sampled}, [tile.values]
 
 
 def _row(session: Session, params: Params) -> Answer:
     run, call, head, item = session._map(params)
     _, _, rows, keys = call.shape
     tokens, (start, stop) = _chosen(params, rows, keys), params.span(keys)
-    found = run.row(call.id, head, item, tokens, start, stop, params.integer("top", 0, MOST_TOP))
-    return {"top": found.top, "entropy": found.entropy, "sum": found.total}, [found.weights]
+    links = run.row(call.id, head, item, tokens, start, stop, params.integer("top", 0, MOST_TOP))
+    return {"top": links.top, "entropy": links.entropy, "sum": links.total}, [links.weights]
 
 
 def _column(session: Session, params: Params) -> Answer:
     run, call, head, item = session._map(params)
     _, _, rows, keys = call.shape
     tokens, (start, stop) = _chosen(params, keys, rows), params.span(rows)
-    found = run.column(call.id, head, item, tokens, start, stop, params.integer("top", 0, MOST_TOP))
-    return {"top": found.top, "received": found.total}, [found.weights]
+    links = run.column(call.id, head, item, tokens, start, stop, params.integer("top", 0, MOST_TOP))
+    return {"top": links.top, "received": links.total}, [links.weights]
 
 
 def _chosen(params: Params, chosen: int, others: int) -> list[int]:
     tokens = params.integers("tokens", chosen)
     if len(tokens) * others > MOST_PAIRS:
-        raise ParameterError(f"tokens: {len(tokens):,} are too many at once; this map allows {MOST_PAIRS // others:,}")
+        raise ParameterError(f"tokens: expected at most {MOST_PAIRS // others:,} for this map, got {len(tokens):,}")
     return tokens
 
 
 def _cell(session: Session, params: Params) -> Answer:
     run, call, head, item = session._map(params)
     _, _, rows, keys = call.shape
-    found = run.cell(call.id, head, item, params.integer("row", 0, rows - 1), params.integer("key", 0, keys - 1))
-    return found._asdict(), []
+    cell = run.cell(call.id, head, item, params.integer("row", 0, rows - 1), params.integer("key", 0, keys - 1))
+    return cell._asdict(), []
 
 
 def _rows(session: Session, params: Params) -> Answer:
     run, call, head, item = session._map(params)
     _, _, rows, keys = call.shape
     start, stop = params.span(max(rows, keys))
-    found = run.rows(call.id, head, item, start, stop)
-    received = found.pop("received", None)
+    numbers = run.rows(call.id, head, item, start, stop)
+    received = numbers.pop("received", None)
     together = rows == keys and call.rows == call.keys
     if received is not None and together:
-        found["received"] = received
-    header = {"names": list(found), "received": received is not None}
-    buffers = [np.stack(list(found.values()))]
-    if received is not None and not together:  # keys that are no rows have places of their own
+        numbers["received"] = received
+    header = {"names": list(numbers), "received": received is not None}
+    buffers = [np.stack(list(numbers.values()))]
+    if received is not None and not together:  # keys have other positions than rows
         header["received_keys"] = keys
         buffers.append(received)
     return header, buffers
@@ -285,8 +285,8 @@ def _rows(session: Session, params: Params) -> Answer:
 
 def _search(session: Session, params: Params) -> Answer:
     side = session._side(params)
-    total, found = side.search(params.text("query", LONGEST_QUERY), params.integer("limit", 0, MOST_FOUND))
-    return {"total": total, "found": [[*match] for match in found]}, []
+    total, matches = side.search(params.text("query", LONGEST_QUERY), params.integer("limit", 0, MOST_FOUND))
+    return {"total": total, "found": [[*match] for match in matches]}, []
 
 
 def _step(session: Session, params: Params) -> Answer:
@@ -315,7 +315,7 @@ def _patching(session: Session, params: Params) -> Answer:
 
 
 def _progress(session: Session, params: Params) -> Answer:
-    """How much is done of what takes long, where that is known."""
+    """The progress of slow operations, if known."""
     known = [run.progress for run in session.runs if run.progress is not None]
     return {"done": known[0][0], "total": known[0][1]} if known else {}, []
 
@@ -324,20 +324,14 @@ def _script(session: Session, params: Params) -> Answer:
     return {"text": _SCRIPTS[params.choice("name", list(_SCRIPTS))]()}, []
 
 
-def _heads_script() -> str:
-    return resources.files("saccade.viewer").joinpath("heads.js").read_text(encoding="utf-8")
-
-
-_SCRIPTS: dict[str, Callable[[], str]] = {"heads": _heads_script, "step": step_script}
-
-
-def _alive(session: Session, params: Params) -> Answer:
-    """A page is open."""
-    return {}, []
+_SCRIPTS: dict[str, Callable[[], str]] = {
+    "heads": lambda: resources.files("saccade.viewer").joinpath("heads.js").read_text(encoding="utf-8"),
+    "step": step_script,
+}
 
 
 _OPERATIONS: dict[str, Callable[[Session, Params], Answer]] = {
-    "alive": _alive,
+    "alive": lambda session, params: ({}, []),  # a page is open
     "cell": _cell,
     "column": _column,
     "heads": _heads,

@@ -1,4 +1,4 @@
-"""Attention step by step, of a row of a map that the viewer shows."""
+"""Attention step by step for a row of a map in the viewer."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ._params import ParameterError
 
 MOST_STEPS = 4096  # tokens: the text is read again for each row, and all its logits are held twice
 
-# What sees a forward pass is put into the modules of a model, which several runs share, and into functions of
-# transformers, which all models share. So one pass is seen at a time.
+# Forward passes are observed by hooks in a model's modules, which several runs share, and in functions of transformers,
+# which all models share. So only one pass is observed at a time.
 READING = threading.Lock()
 
 
 def why_not_again(run: Run) -> str | None:
-    """Why no model reads the text of a run again, in a sentence; None where one does."""
+    """The reason why the text of a run cannot be read again, as a sentence; None if it can."""
     tokens = max(side.tokens for side in run.sides.values())
     if not isinstance(run.source, TextModel | ReadPair):
-        return "Steps and heads switched off need the model that reads the text, and what watch kept holds none."
+        return "Steps and heads switched off need the model that reads the text, and kept calls of a watch have none."
     if tokens > MOST_STEPS:
         return (
             f"Steps and heads switched off need a text of at most {MOST_STEPS:,} tokens, and this has {tokens:,}: "
@@ -40,7 +40,7 @@ def why_not_again(run: Run) -> str | None:
 
 
 def check_again(run: Run, op: str) -> None:
-    """ParameterError for a run whose text no model reads again."""
+    """ParameterError for a run whose text cannot be read again."""
     why = why_not_again(run)
     if why is not None:
         raise ParameterError(f"{op}: {why}")
@@ -50,15 +50,15 @@ def steps_of_row(run: Run, call: MapCall, head: int, row: int) -> dict[str, Any]
     """The header of a reply. The layers of a text are its calls, in order."""
     side = run.sides[call.rows]
     with READING:
-        found = _read_again(run, call, head, row)
+        steps = _read_again(run, call, head, row)
     word, part = side.words[side.word_at(row)], _part(call)
     name = f"{part} {call.layer}.{head}" if isinstance(run.source, ReadPair) else f"{call.layer}.{head}"
     title = f"Head {name}, '{word.label}' asks: token {row:,} of {side.tokens:,}, counted from 0"
-    return replace(found, text=run.text, model=run.model, word=word, title=title).as_json()
+    return replace(steps, text=run.text, model=run.model, word=word, title=title).as_json()
 
 
 def _part(call: MapCall) -> str:
-    """Of an encoder-decoder, whose calls are named by it."""
+    """The part of an encoder-decoder, from the call's name."""
     return call.id.partition(".")[0]
 
 

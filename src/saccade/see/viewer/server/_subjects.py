@@ -1,4 +1,4 @@
-"""What a user wants to see, as runs: texts through models, and what `watch` kept."""
+"""The subjects of a viewer as runs: texts read by models, and calls kept by `watch`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ...monitoring import Observations, load
 from ..maps import Run, from_watch, read_continued, read_pair, read_text
 
 EMBEDDED = "embedded model"
-FORMS = "a text, several texts, a look, or what watch kept (or the file that it was saved to)"
+FORMS = "a text, several texts, a look, or the result of watch (or its file)"
 
 
 @dataclass(frozen=True)
 class TextReading:
-    """How texts are read.
+    """Options for reading texts.
 
     Attributes:
-        target: what an encoder-decoder writes to the text.
-        generate: tokens by which the model continues a text first, the most probable each time; an encoder-decoder
-            writes a target of so many at most.
-        words: labels of the tokens of what `watch` kept.
+        target: the target of an encoder-decoder.
+        generate: the number of tokens by which the model continues a text first, the most probable each time; for an
+            encoder-decoder the largest number of tokens of the target that it writes.
+        words: labels of the tokens of kept calls.
         budget: bytes of queries and keys in memory, of all texts together; None: no limit.
-        folder: where those beyond the budget are kept in files.
-        progress: told (done, total) layers of each text.
+        folder: for files with queries and keys beyond the budget.
+        progress: called with (done, total) layers of each text.
     """
 
     target: str | None = None
@@ -40,17 +40,17 @@ class TextReading:
 
 
 def runs_of(subject: Any, models: Sequence[Any], reading: TextReading) -> list[Run]:
-    """A run for each text and model, or for what was watched; for errors see `saccade.view`."""
+    """A run for each text and model, or for each watch; errors as in `saccade.view`."""
     subjects = list(subject) if isinstance(subject, list | tuple) else [subject]
     if not subjects:
         raise ValueError(f"subject: expected {FORMS}, got none")
-    watched = [is_watch_file(one) or isinstance(one, Observations) for one in subjects]
+    watched = [is_watch_file(each) or isinstance(each, Observations) for each in subjects]
     if any(watched):
         _check_watched(all(watched), models, reading)
-        return [_watched(one, number, reading.words) for number, one in enumerate(subjects, 1)]
+        return [_watched(each, number, reading.words) for number, each in enumerate(subjects, 1)]
     if reading.words is not None:
-        raise ValueError("words: they name the tokens of what watch kept; a text has words of its own")
-    texts = [one.seen.text if isinstance(one, Look) else one for one in subjects]
+        raise ValueError("words: only for the tokens of a watch; a text has its own words")
+    texts = [each.seen.text if isinstance(each, Look) else each for each in subjects]
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"subject: expected {FORMS}, got {type(text).__name__}")
@@ -71,7 +71,7 @@ def runs_of(subject: Any, models: Sequence[Any], reading: TextReading) -> list[R
 
 
 def _watched(subject: Any, number: int, words: Sequence[str] | None) -> Run:
-    """A run called by its file, or by its place among the subjects."""
+    """A run named by its file, or by its number among the subjects."""
     if isinstance(subject, Observations):
         return from_watch(subject, words, "watched model" if number == 1 else f"watched model {number}")
     path = Path(subject).expanduser()
@@ -80,30 +80,30 @@ def _watched(subject: Any, number: int, words: Sequence[str] | None) -> Run:
 
 def _check_watched(all_of_them: bool, models: Sequence[Any], reading: TextReading) -> None:
     if not all_of_them:
-        raise ValueError("subject: what watch kept and texts are not shown together")
+        raise ValueError("subject: watches and texts cannot be shown together")
     given = {"model": bool(models), "target": reading.target is not None, "generate": bool(reading.generate)}
     kept = {"budget": reading.budget is not None, "folder": reading.folder is not None}
     for name, present in (given | kept).items():
         if present:
-            does = "bounds what reading a text keeps" if name in kept else "reads a text"
-            raise ValueError(f"{name}: it {does}; what watch kept was read already")
+            does = "limits the memory for reading a text" if name in kept else "is for reading a text"
+            raise ValueError(f"{name}: it {does}; a watch was read already")
 
 
 def _check_looks(subjects: Sequence[Any]) -> None:
-    """The embedded model, unless a look went through another one, which it does not hold."""
+    """ValueError for a look at another model than the embedded one, which a look does not hold."""
     for look in subjects:
         if isinstance(look, Look) and look.model != EMBEDDED:
-            raise ValueError(f"model: the look is of {look.model}, which it does not hold; give view(look, model=...)")
+            raise ValueError(f"model: the look is of {look.model}, which it does not hold; pass view(look, model=...)")
 
 
 def reader_of(model: Any) -> TextModel:
-    """The model as what reads a text; for errors see `saccade.view`."""
+    """The model as a `TextModel`; errors as in `saccade.view`."""
     if model is None or isinstance(model, str | Path):
         return open_model(model)
     if not isinstance(model, TextModel | Model):
         raise TypeError(
-            "model: expected a folder, a name on the hub, or a model that saccade.models.load or open_model opened, "
-            f"got {type(model).__name__}; watch(model, keep=True) shows any other"
+            "model: expected a folder, a name on the hub, or a model opened by saccade.models.load or open_model, got "
+            f"{type(model).__name__}; for other models show watch(model, keep=True)"
         )
     return as_text_model(model)
 
@@ -127,10 +127,10 @@ def _read(text: str, reader: TextModel, name: str | None, reading: TextReading) 
 
 
 def notes_of(runs: Sequence[Run], reading: TextReading) -> list[str]:
-    """What is to be said of how texts were read."""
+    """Remarks on how texts were read."""
     return [
-        f"generate: {reading.generate:,} tokens were asked for; {run.model} reads {run.source.context:,} at once, "
-        "those of the text included, and writes no further"
+        f"generate: {reading.generate:,} tokens were requested; the context of {run.model} is {run.source.context:,} "
+        "tokens, the text included"
         for run in runs
         for side in run.sides.values()
         if isinstance(run.source, TextModel)
@@ -141,7 +141,7 @@ def notes_of(runs: Sequence[Run], reading: TextReading) -> list[str]:
 
 
 def _with_what_is_left(reading: TextReading, runs: Sequence[Run]) -> TextReading:
-    """The budget without what earlier runs keep in memory."""
+    """The options with the budget that earlier runs leave."""
     if reading.budget is None:
         return reading
     used = sum(run.kept.used for run in runs if run.kept is not None)
@@ -153,7 +153,7 @@ LONGEST_PATH = 4096
 
 
 def is_watch_file(subject: Any) -> bool:
-    """Whether this names a file as a watch is saved to, by its ending or by what it holds; any other text is a text."""
+    """Whether this is the path of a watch's file, by its ending or contents; anything else is a text."""
     if isinstance(subject, Path):
         return True
     if not isinstance(subject, str) or not subject or len(subject) > LONGEST_PATH:
@@ -165,7 +165,7 @@ def is_watch_file(subject: Any) -> bool:
         with path.open("rb") as file:
             beginning = file.read(9)
         size = path.stat().st_size
-    except (OSError, ValueError):  # impossible as a name
+    except (OSError, ValueError):  # not a possible path
         return False
-    header = int.from_bytes(beginning[:8], "little")  # of a safetensors file: how long its JSON is
+    header = int.from_bytes(beginning[:8], "little")  # of a safetensors file: the length of its JSON
     return path.suffix.lower() in WATCH_ENDINGS or (beginning[8:] == b"{" and header <= size)

@@ -39,47 +39,46 @@ def view(
     keep: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:
-    """Show attention in an interactive viewer: every head at any zoom, of a text of any length.
+    """Show attention in an interactive viewer: every head at any zoom, for texts of any length.
 
-    In a notebook it is a widget, which needs no open port. Elsewhere a server on this machine answers one page, which
-    the browser opens; its address holds a random token, and requests without it get no answer. The page cannot read
-    files, and loads nothing from elsewhere. A widget needs the kernel and waits while a cell runs. From a prompt `view`
-    returns at once and the viewer runs until it is closed; in a script it returns when the page was closed or at
-    Ctrl-C, as `matplotlib.pyplot.show` does.
+    In a notebook it is a widget, without an open port; it needs the kernel and waits while a cell runs. Elsewhere a
+    server on this machine answers one page, which the browser opens; the address has a random token, which every
+    request needs. The page cannot read files, and loads nothing from elsewhere. At a prompt `view` returns at
+    once and the viewer runs until it is closed; in a script it returns when the page is closed or at Ctrl-C, as
+    `matplotlib.pyplot.show` does.
 
     Queries and keys of every layer are kept, 2 * Lq * D numbers for each head; weights are computed for the visible
     part.
 
     Args:
-        subject: a text; a list of texts, which are compared; a `Look`, whose text is read again; what `saccade.watch`
-            kept, or the path of a file that `Observations.save` wrote.
-        model: reads the text: None for the embedded model, a folder, a name on the Hugging Face hub, an opened
-            model, or a list of these, which are compared.
-        target: the text that an encoder-decoder writes: its cross-attention is shown as well.
-        generate: tokens by which the model continues the text first, the most probable one each time. An
-            encoder-decoder writes a target of its own instead, of at most so many tokens. It ends where the context
-            does, with a note.
-        head: (layer, head), or (name of a call, head), to show first; None: a head that says much about the text.
-        words: labels of the tokens of what `watch` kept.
-        budget: bytes of queries and keys of texts that may be held in memory; None: no limit. What `watch` kept is in
-            memory already.
-        folder: where queries and keys beyond the budget are kept in files, which are deleted when the viewer is closed;
-            it needs a budget.
-        host: the address to listen on instead of 127.0.0.1. Any other lets other machines in that have the token;
+        subject: a text; a list of texts, which are compared; a `Look`, whose text is read again; the result of
+            `saccade.watch`, or the path of its file (`Observations.save`).
+        model: reads the text: None for the embedded model, a folder, a name on the Hugging Face hub, an opened model,
+            or a list of these, which are compared.
+        target: the target text of an encoder-decoder: its cross-attention is shown as well.
+        generate: the number of tokens by which the model continues the text first, the most probable one each time. An
+            encoder-decoder writes a target of at most so many tokens instead. It stops at the end of the context, with
+            a note.
+        head: (layer, head), or (name of a call, head), to show first; None: one with a finding about the text.
+        words: labels of the tokens of a watch.
+        budget: bytes of queries and keys of texts in memory; None: no limit. A watch is in memory already.
+        folder: for files with queries and keys beyond the budget, which are deleted when the viewer is closed; needs a
+            budget.
+        host: the address to listen on instead of 127.0.0.1. Any other lets in other machines that have the token;
             "0.0.0.0" is every address of this machine.
         port: the port to listen on; None: a free one. With `host` or `port` a notebook gets a server, too.
-        browser: open it; otherwise the address is only printed.
-        block: wait until the viewer ends; None: in a script.
-        keep: whether a viewer that is waited for goes on when no page is open any more; else it ends ten minutes later.
-        progress: called with (done, total) after each layer that was read.
+        browser: whether to open it; otherwise the address is only printed.
+        block: whether to wait until the viewer ends; None: in a script.
+        keep: whether a blocking viewer continues without an open page; otherwise it ends after ten minutes.
+        progress: called with (done, total) after each layer.
 
     Returns:
         The widget in a notebook. Elsewhere a `Viewer`: its `url`, `close()` and `wait()`; a context manager.
 
     Raises:
-        ValueError: a text without a word, or longer than the model's context; a watch that kept no call; a budget that
-            does not suffice; a head that does not exist; a port that is in use; a damaged file.
-        TypeError: a subject, a model or another argument of another kind.
+        ValueError: a text without a word, or longer than the model's context; a watch without kept calls; a budget that
+            is too small; a head that does not exist; a port that is in use; a damaged file.
+        TypeError: a subject, a model or another argument of another type.
         FileNotFoundError: no such file or model folder.
         ImportError: the extra "view" is not installed.
 
@@ -115,14 +114,14 @@ def view(
     viewer = start(session, host=host, port=port, most_idle=MOST_IDLE if waits and not keep else None)
     announce(viewer, browser=browser)
     if waits:
-        with contextlib.suppress(KeyboardInterrupt):  # it ends the viewer, and the script goes on
+        with contextlib.suppress(KeyboardInterrupt):  # ends the viewer, and the script continues
             if viewer.wait():
-                print("No page is open any more, so the viewer has ended; keep=True lets it go on.", file=sys.stderr)
+                print("No page is open any more, so the viewer has ended; keep=True keeps it running.", file=sys.stderr)
     return viewer
 
 
 def open_session(subject: Any, *, model: Any = None, head: tuple[int | str, int] | None = None, **how: Any) -> Session:
-    """What `view` shows: everything is read now. ``how``: the fields of `TextReading`."""
+    """The session of `view`, with everything read. ``how``: the fields of `TextReading`."""
     from ...inspection import Look
     from ._session import Session
     from ._subjects import TextReading, notes_of, runs_of
@@ -141,7 +140,7 @@ def open_session(subject: Any, *, model: Any = None, head: tuple[int | str, int]
 
 
 def start(session: Session, **how: Any) -> Viewer:
-    """A viewer of ``session``, whose files are deleted where it cannot start. ``how``: as `Viewer`."""
+    """A viewer of ``session``, whose files are deleted if it cannot start. ``how``: as `Viewer`."""
     try:
         return Viewer(session, **how)
     except BaseException:
@@ -159,7 +158,7 @@ def announce(viewer: Viewer, *, browser: bool) -> None:
 
 
 def _checked(reading: TextReading) -> TextReading:
-    """The reading, before minutes of it; for errors see `view`."""
+    """The options, checked before minutes of reading; errors as in `view`."""
     if not isinstance(reading.generate, int) or isinstance(reading.generate, bool) or reading.generate < 0:
         raise ValueError(f"generate: expected a number of tokens, at least 0, got {reading.generate!r}")
     if reading.generate and reading.target is not None:
@@ -171,7 +170,7 @@ def _checked(reading: TextReading) -> TextReading:
         raise ValueError(f"budget: expected bytes, at least 1, got {budget!r}")
     folder = _checked_folder(reading.folder)
     if folder is not None and budget is None:
-        raise ValueError("folder: it keeps what goes beyond a budget; give budget, too")
+        raise ValueError("folder: only for queries and keys beyond a budget; pass budget, too")
     return replace(reading, words=_checked_words(reading.words), folder=folder)
 
 
@@ -198,7 +197,7 @@ def _checked_folder(folder: Any) -> Path | None:
     try:
         tempfile.TemporaryFile(dir=path).close()
     except OSError:
-        raise ValueError(f"folder: {folder} takes no files; give one that may be written to") from None
+        raise ValueError(f"folder: {folder} is not writable; pass another folder") from None
     return path
 
 
@@ -212,7 +211,7 @@ def _shown(runs: Sequence[Run], head: tuple[int | str, int] | None) -> Any:
     """The place to show first.
 
     Raises:
-        ValueError: there is no such head; the message names those that there are.
+        ValueError: there is no such head; the message names the existing ones.
     """
     from ._session import Place
 
@@ -229,10 +228,10 @@ def _shown(runs: Sequence[Run], head: tuple[int | str, int] | None) -> Any:
 
 
 def _heads_of(run: Run) -> str:
-    """The heads that there are, neighbours that are alike together: layers 0 to 3 have heads 0 to 7."""
+    """The existing heads, equal neighbours together: layers 0 to 3 have heads 0 to 7."""
     alike: list[list[Any]] = []  # part of an encoder-decoder or "", heads, first layer, last layer
     parted = [(f"{call.id.partition('.')[0]} " if "." in call.id else "", call) for call in run.calls]
-    for part, call in sorted(parted, key=lambda one: (one[0], one[1].layer)):
+    for part, call in sorted(parted, key=lambda pair: (pair[0], pair[1].layer)):
         if alike and alike[-1][:2] == [part, call.shape[1]] and call.layer <= alike[-1][3] + 1:
             alike[-1][3] = call.layer
         else:
@@ -246,7 +245,7 @@ def _clause(part: str, heads: int, first: int, last: int) -> str:
 
 
 def _check_installed(in_notebook: bool) -> None:
-    """Before minutes of reading."""
+    """ImportError before minutes of reading, not after."""
     if in_notebook:
         from ._widget import require_anywidget
 
@@ -258,13 +257,13 @@ def _check_installed(in_notebook: bool) -> None:
 
 
 def _in_notebook() -> bool:
-    """Whether this is a kernel with a front end that shows widgets: Jupyter, VS Code, Colab."""
+    """Whether this is a kernel with a front end for widgets: Jupyter, VS Code, Colab."""
     shell = _ipython()
     return shell is not None and hasattr(shell, "kernel")
 
 
 def _interactive() -> bool:
-    """Whether somebody types commands: at Python's prompt or IPython's."""
+    """Whether this is an interactive prompt, Python's or IPython's."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or _ipython() is not None
 
 

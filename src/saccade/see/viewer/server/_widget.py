@@ -1,4 +1,4 @@
-"""The viewer in a notebook: a widget whose messages are the requests. No port is opened."""
+"""The viewer in a notebook: a widget that sends requests as messages. No port is opened."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_widget(session: Session) -> Any:
 
 
 def require_anywidget() -> Any:
-    """ImportError where it is not installed."""
+    """ImportError if anywidget is not installed."""
     try:
         import anywidget
     except ImportError:
@@ -39,7 +39,7 @@ def require_anywidget() -> Any:
 
 @cache
 def _widget_class() -> type:
-    """Made when it is first asked for: `import saccade` needs no anywidget. One class, as notebooks know it by name."""
+    """Made at first use: `import saccade` needs no anywidget. One class, as notebooks refer to it by name."""
     anywidget = require_anywidget()
 
     class ViewerWidget(anywidget.AnyWidget):  # type: ignore[misc, name-defined]
@@ -55,9 +55,9 @@ def _widget_class() -> type:
             self.on_msg(self._receive)
 
         def _receive(self, widget: Any, content: Any, buffers: Any) -> None:
-            """A request: it is answered from a thread, so the kernel goes on with its cells meanwhile.
+            """Answer a request from a thread, so the kernel continues with its cells.
 
-            Or that nobody waits for one any more, as after quick panning: if it has not begun it is dropped.
+            The message may also cancel a request, as after quick panning: if it has not begun it is dropped.
             """
             kind, id = (content.get(name) if isinstance(content, dict) else None for name in ("kind", "id"))
             if kind == "cancel" and isinstance(id, str) and id in self._waiting:
@@ -67,7 +67,7 @@ def _widget_class() -> type:
             if self._workers.closed:
                 self._send_reply(id, CLOSED)
                 return
-            # The kernel knows by the context which request of the notebook an answer belongs to.
+            # The context tells the kernel which request of the notebook an answer belongs to.
             answer = copy_context().run, self._answer, content
             work = self._workers.submit(content.get("op"), content.get("params"), *answer)
             if isinstance(id, str):
@@ -81,11 +81,11 @@ def _widget_class() -> type:
             self.send({"kind": "reply", "id": id, "header": reply.header}, buffers=list(reply.buffers))
 
         def __repr__(self) -> str:
-            """What stands where no kernel is, as in a notebook that was turned into HTML; the end may be cut off."""
+            """The text without a kernel, as in a notebook converted to HTML; its end may be cut off."""
             return f"Viewer: run this cell to see it; its Save makes a page that stays. {self.session.title!r}"
 
         def close(self) -> None:
-            """Remove the widget, and delete what it keeps in files."""
+            """Remove the widget, and delete its files."""
             self._workers.close()
             self.session.close()
             super().close()

@@ -1,4 +1,4 @@
-"""The threads that answer: what takes long never holds up what is quick."""
+"""The threads that answer requests: slow ones never delay quick ones."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-# By what an operation costs: a word or a pair; a part of one head, after at most one walk over its pairs; a walk over
-# all pairs of a head, or of every head. Two walks fill the cores, and more would only keep each other waiting.
+# By cost: a word or a pair; a part of one head, after at most one pass over its pairs; a pass over all pairs of a head,
+# or of every head. Two passes use all cores, and more would only delay each other.
 THREADS = {"quick": 2, "part": 3, "walk": 2}
 KINDS = {
     "column": "part",
@@ -18,11 +18,11 @@ KINDS = {
     "rows": "walk",
     "step": "walk",
 }
-FINE = 5  # levels below are computed from the pairs of the tile alone
+FINE = 5  # lower levels are computed from the pairs of the tile alone
 
 
 class Workers:
-    """Threads for requests of every kind. What has begun ends when the maps are closed, at their next part."""
+    """Threads for requests of each kind. Running requests end when the maps are closed, at their next part."""
 
     def __init__(self) -> None:
         self._pools = {
@@ -33,25 +33,25 @@ class Workers:
         self.closed = False
 
     def submit(self, op: object, params: object, answer: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """What ``answer`` gives, from a thread of the kind that the request needs."""
+        """The future of ``answer``, run by a thread of the request's kind."""
         future = self._pools[_kind(op, params)].submit(answer, *arguments)
-        self._given = [*(one for one in self._given if not one.done()), future]
+        self._given = [*(task for task in self._given if not task.done()), future]
         return future
 
     @property
     def busy(self) -> bool:
-        """Whether something is being computed."""
+        """Whether a request is running."""
         return any(future.running() for future in self._given)
 
     def close(self) -> None:
-        """End the threads; what none of them has begun is dropped."""
+        """End the threads; requests that have not begun are dropped."""
         self.closed = True
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _kind(op: object, params: object) -> str:
-    """Requests come from outside: any `op` and `params` have a kind, and are found wrong when they are answered."""
+    """The kind of a request; any `op` and `params` have one, as they are checked only when answered."""
     if op != "tile" or not isinstance(params, dict):
         return KINDS.get(op, "quick") if isinstance(op, str) else "quick"
     level = params.get("level")

@@ -1,4 +1,4 @@
-"""The page of steps: one HTML file that needs nothing else, not even a connection.
+"""The page of steps: one self-contained HTML file, for use offline.
 
 Its script is `step.js`, made from `client/src/step/page.ts`; a browser without scripts shows the text.
 """
@@ -42,7 +42,7 @@ def render_steps(steps: Steps, version: str = "") -> str:
 
 
 def framed_steps(steps: Steps) -> str:
-    """An HTML element that shows steps in a notebook. Its styles and its script stay inside the frame.
+    """An HTML element that shows steps in a notebook. Its styles and script apply only inside its frame.
 
     Example:
         >>> from saccade.inspection import example
@@ -57,7 +57,7 @@ def framed_steps(steps: Steps) -> str:
 
 
 def step_script() -> str:
-    """What shows steps in a page: an ES module."""
+    """The script that shows steps in a page: an ES module."""
     return _asset("step.js")
 
 

@@ -23,23 +23,23 @@ def step(
 ) -> Steps:
     """Attention step by step: the real numbers of one head for one word of ``text``.
 
-    Numbers are computed again, in float64, from what the block read and its parameters; ``differences`` compares them
-    with the model's own. In a model whose modules are not Saccade's only the call itself is seen, so steps begin with
-    query, key and value. ``print`` shows them, a notebook a page, which ``html()`` gives.
+    Numbers are recomputed in float64 from the block's input and parameters; ``differences`` compares them with the
+    model's own. For modules that are not Saccade's only the call itself is observed, so steps begin with query, key and
+    value. ``print`` shows them as text, a notebook as a page, which ``html()`` returns.
 
     Args:
-        text: what the model reads.
-        head: (layer, head); None is the head in which the word looks most at a word that is not adjacent. Of an
-            encoder-decoder (part, layer, head): "encoder", which (layer, head) alone means too, "decoder" for the
+        text: the text that the model reads.
+        head: (layer, head); None is the head in which the word attends most to a word that is not adjacent. For an
+            encoder-decoder (part, layer, head): "encoder", which (layer, head) alone also means, "decoder" for the
             decoder's self-attention, "cross" for its cross-attention.
-        word: the word that asks, ``it``; ``it:2`` is its second occurrence, an int a word number from 1; None is the
-            last word. Of a word of several tokens the last token asks: there a causal model has read the word.
+        word: the query word, ``it``; ``it:2`` is its second occurrence, an int a word number from 1; None is the
+            last word. Of a word of several tokens the last one is the query: there a causal model has read the word.
             In a decoder or cross head it is a word of the target.
         model: a folder, a name on the hub, or an open model; None is the embedded one.
         nth: the occurrence of the word, from 1.
-        without: what to leave out: "scale", "mask", "position", "shift". ``weights_without`` are then the weights.
-        target: what the decoder of an encoder-decoder reads; None is what the model writes. Without a head it is
-            shown in a cross head.
+        without: the parts to leave out: "scale", "mask", "position", "shift"; ``weights_without`` are the weights then.
+        target: the input of an encoder-decoder's decoder; None is the text that the model writes. Without `head` a
+            cross head is shown.
 
     Raises:
         ValueError: no such word or head, a text that is empty or too long, a part that this head does not have.

@@ -1,4 +1,4 @@
-"""Steps as text: in colours in a terminal, plain where they are piped; at most as wide as the console."""
+"""Steps as text: coloured in a terminal, plain in a pipe; at most as wide as the console."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ....support._terminal._console import Console as CleanedConsole
 if TYPE_CHECKING:
     from ...inspection import Step, Steps
 
-PART = 6  # components shown of each vector, at most
-TERMS, HIDDEN_TERMS = 5, 2  # keys shown of each step, and of those a later one hides; the rest is folded
+PART = 6  # most components shown of each vector
+TERMS, HIDDEN_TERMS = 5, 2  # keys shown of each step, and of those that a later step hides; the rest is folded
 LONGEST_LABEL, LONGEST_NAME = 16, 28
 _BAR = 18  # cells of a weight of 1
 _INDENT = 4
-# As in the diagrams: queries blue, keys orange, values green, weights magenta; they read on dark and light.
+# As in the diagrams: queries blue, keys orange, values green, weights magenta, legible on dark and light.
 _COLOURS = {"query": "#3d8bea", "key": "#d07a1f", "value": "#1f9d77", "weight": "#c9498f", "": ""}
 
 
@@ -37,7 +37,7 @@ def steps_as_text(steps: Steps, width: int = 80) -> str:
         ...
     """
     out = io.StringIO()
-    # In Jupyter rich would show every line as an output of its own, whatever file it is given.
+    # In Jupyter rich would show every line as a separate output, whatever file it gets.
     console = CleanedConsole(
         file=out, width=width, color_system=None, force_terminal=False, force_jupyter=False, highlight=False
     )
@@ -98,7 +98,7 @@ def _print_step(console: Console, steps: Steps, number: int, step: Step) -> None
 
 
 def _print_vectors(console: Console, steps: Steps, step: Step) -> None:
-    """One line each; a long name stands on a line of its own."""
+    """One line each; a long name has its own line."""
     names = [cell_len(vector.name) for vector in step.vectors]
     room = max((size for size in names if size <= LONGEST_NAME), default=0)
     for vector, size in zip(step.vectors, names, strict=True):
@@ -113,7 +113,7 @@ def _print_vectors(console: Console, steps: Steps, step: Step) -> None:
 
 
 def _vector(values: np.ndarray, digits: int, width: int) -> str:
-    """The first components as far as they fit, how many are folded, and the norm of all."""
+    """The first components that fit, the number of folded ones, and the norm of all."""
     norm = f"norm {fixed(float(np.linalg.norm(values)), 3)}"
     shown = min(PART, len(values))
     while shown:
@@ -126,12 +126,12 @@ def _vector(values: np.ndarray, digits: int, width: int) -> str:
 
 
 def _terms(steps: Steps, step: Step) -> list[Text]:
-    """The keys with the largest of the last column, and what the others lie between; those hidden later come last."""
+    """The keys with the largest numbers of the last column, and the range of the others; keys hidden later at last."""
     last = step.columns[-1].values
     finite = [int(j) for j in np.argsort(-last, kind="stable") if np.isfinite(last[j])]
     later = _hidden_later(steps, step)
-    seen, hidden = ([j for j in finite if (j in later) == is_later] for is_later in (False, True))
-    shown = seen if len(last) <= TERMS + 1 else seen[:TERMS]
+    visible, hidden = ([j for j in finite if (j in later) == is_later] for is_later in (False, True))
+    shown = visible if len(last) <= TERMS + 1 else visible[:TERMS]
     pale = hidden if len(last) <= TERMS + 1 else hidden[:HIDDEN_TERMS]
     room = max((cell_len(_label(steps, j)) for j in (*shown, *pale)), default=3)
     cell = max(steps.digits + 6, *(cell_len(column.name) + 2 for column in step.columns))
@@ -139,7 +139,7 @@ def _terms(steps: Steps, step: Step) -> list[Text]:
     for column in step.columns:
         head.append(column.name.rjust(cell))
     lines = [head, *(_term(steps, step, j, room, cell) for j in shown)]
-    lines += _rest(step, seen[len(shown) :], steps.digits)
+    lines += _rest(step, visible[len(shown) :], steps.digits)
     if hidden:
         lines.append(Text(f"{' ' * (_INDENT + 2)}hidden by the mask in step {steps.hidden_in}:", style="dim"))
         lines += [_term(steps, step, j, room, cell) for j in pale]
@@ -153,12 +153,12 @@ def _terms(steps: Steps, step: Step) -> list[Text]:
 def _hidden_later(steps: Steps, step: Step) -> set[int]:
     """Keys that a later step hides from this row."""
     visible = steps.scores.visible
-    before = [one.id for one in steps][: (steps.hidden_in or 1) - 1]
+    before = [each.id for each in steps][: (steps.hidden_in or 1) - 1]
     return set(np.flatnonzero(~visible).tolist()) if visible is not None and step.id in before else set()
 
 
 def _term(steps: Steps, step: Step, j: int, room: int, cell: int) -> Text:
-    """One key and its numbers; of weights a bar as well."""
+    """One key and its numbers; weights also have a bar."""
     line = Text(" " * (_INDENT + 2)).append(set_cell_size(_label(steps, j), room), style=_COLOURS["key"])
     for column in step.columns:
         line.append(fixed(float(column.values[j]), steps.digits).rjust(cell))
@@ -182,7 +182,7 @@ def _folded(step: Step, values: np.ndarray, digits: int) -> str:
 
 
 def _print_change(console: Console, steps: Steps) -> None:
-    """Weights as they are, and without what is left out."""
+    """The weights as they are, and without the parts that are left out."""
     before, after = steps.weights, steps.weights_without
     left_out = " and ".join(steps.without)
     console.print()
