@@ -14,9 +14,14 @@ import typer
 
 from saccade.benchmark.tasks import ModelShape
 from saccade.cli import _run
-from saccade.cli._compare_options import ComparedOptions, CompareMeasuringOptions, CompareOutputOptions, TaskOptions
-from saccade.cli._compare_tasks import compare_tasks
 from saccade.cli._options import GroupedCommand, flattened, option
+from saccade.cli._parts._compare_options import (
+    ComparedOptions,
+    CompareMeasuringOptions,
+    CompareOutputOptions,
+    TaskOptions,
+)
+from saccade.cli._parts._compare_tasks import compare_tasks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from saccade.cli._app import app
-from saccade.cli._examples import examples_of
+from saccade.cli._parts._examples import examples_of
 
 _ABOUT = "`saccade COMMAND --help` prints what stands here."
 

@@ -166,7 +166,7 @@ def test_abilities_are_listed(capsys):
 
 def test_tasks_are_another_command(monkeypatch):
     asked = []
-    monkeypatch.setattr("saccade.cli._compare_tasks.compare_tasks", lambda *given: asked.append(given))
+    monkeypatch.setattr("saccade.cli._parts._compare_tasks.compare_tasks", lambda *given: asked.append(given))
     assert cli.main(["compare", "--task", "copy", "--quick"]) == 0
     tasks, chosen, measuring, output = asked[0]
     assert tasks.task == ["copy"]

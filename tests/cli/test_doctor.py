@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from saccade import cli
-from saccade.cli import _installation
+from saccade.cli._parts import _installation
 from saccade.operator._backends.native import _kernels
 
 native = pytest.mark.skipif(_kernels.module is None, reason="this installation has no native kernels")

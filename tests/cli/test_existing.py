@@ -94,7 +94,7 @@ def test_data_may_be_what_two_names_begin_with(prefix, tmp_path, monkeypatch):
     for language in ("de", "en"):
         Path(f"pairs.{language}").write_text("ja\n")
     app, seen = typer.Typer(), []
-    checked = typer.Argument(callback=cli._existing.existing_data())
+    checked = typer.Argument(callback=cli._parts._existing.existing_data())
     app.command()(lambda data=checked: seen.append(data))
     assert run([prefix], app) == 0
     assert seen == [prefix]

@@ -16,7 +16,7 @@ import typer
 
 from saccade.analysis.tables import shown_progress
 from saccade.cli import _app, main
-from saccade.cli._examples import EXAMPLES
+from saccade.cli._parts._examples import EXAMPLES
 from saccade.support._terminal import _console, standard_input
 from saccade.support._terminal._waiting import WaitingLine
 
@@ -38,7 +38,7 @@ def every_command() -> Iterator[tuple[str, Any, Any]]:
 
 
 def test_every_command_has_examples_that_its_parser_takes(monkeypatch):
-    monkeypatch.setattr("saccade.cli._existing._is_missing", lambda *_: False)  # files of the reader's
+    monkeypatch.setattr("saccade.cli._parts._existing._is_missing", lambda *_: False)  # files of the reader's
     commands = {name: (command, context) for name, command, context in every_command()}
     assert commands.keys() == EXAMPLES.keys()
     for name, examples in EXAMPLES.items():
@@ -143,7 +143,7 @@ def test_the_line_is_gone_before_other_output(shown, terminal, monkeypatch):
         if shown == "a message":
             typer.echo("done", err=True)
         elif shown == "a result":
-            from saccade.cli._outputs import result_console
+            from saccade.cli._parts._outputs import result_console
 
             result_console().print("done")
         elif shown == "an error":

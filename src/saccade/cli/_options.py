@@ -20,8 +20,8 @@ from ..support._extras import NotInstalled
 from ..support._option_fields import option as option, option_fields
 from ..support._shared_cores import shared_cores
 from ._errors import naming_options
-from ._examples import examples_of, write_examples
-from ._existing import existing_model
+from ._parts._examples import examples_of, write_examples
+from ._parts._existing import existing_model
 
 MEASURING = ("bench", "compare")  # what is measured waits as in the user's program
 

@@ -12,8 +12,8 @@ import typer
 
 from ..make._task_registry import TASK_OPTIONS
 from ._errors import UserError, require
-from ._existing import existing
 from ._options import GroupedCommand
+from ._parts._existing import existing
 
 Run = Annotated[
     Path,

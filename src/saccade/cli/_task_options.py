@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..make._task_options import BaseTaskOptions, Recipe
-from ._existing import existing_data, existing_model
 from ._options import option
+from ._parts._existing import existing_data, existing_model
 from ._train_options import EvaluationOptions, LearningOptions, log_wanted
 
 

@@ -10,8 +10,8 @@ import typer
 
 from ..support._plain_values import parsed_json
 from ._errors import require
-from ._existing import existing
 from ._options import option
+from ._parts._existing import existing
 
 if TYPE_CHECKING:
     from ..make.training import LanguageSettings

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from .. import __version__
-from ._existing import existing
 from ._options import GroupedCommand, flattened, option
-from ._outputs import budget_of, checked_files, listed, piece_bar, read_results, write_files, write_plot
+from ._parts._existing import existing
+from ._parts._outputs import budget_of, checked_files, listed, piece_bar, read_results, write_files, write_plot
 
 if TYPE_CHECKING:
     from ..benchmark.attention import BenchmarkReport, Case, Contender, MeasurementGroup, MeasurementSettings

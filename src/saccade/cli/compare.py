@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from .. import __version__
-from ._compare_options import (
+from ._errors import UserError
+from ._options import GroupedCommand, flattened
+from ._parts._compare_options import (
     ComparedOptions,
     CompareMeasuringOptions,
     CompareOutputOptions,
@@ -23,9 +25,7 @@ from ._compare_options import (
     refuse_beside,
     settings_of,
 )
-from ._errors import UserError
-from ._options import GroupedCommand, flattened
-from ._outputs import checked_files, piece_bar, read_results, write_files, write_plot
+from ._parts._outputs import checked_files, piece_bar, read_results, write_files, write_plot
 
 if TYPE_CHECKING:
     from ..benchmark.variants import ComparisonData, VariantComparison
@@ -54,7 +54,7 @@ def compare(
     Without options on the q, k, v of the embedded model as it reads the start of a novel.
     """
     if tasks.task is not None:
-        from ._compare_tasks import compare_tasks
+        from ._parts._compare_tasks import compare_tasks
 
         refuse_beside("tasks bring data of their own", source)
         compare_tasks(tasks, chosen, measuring, output)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._errors import UserError
-from ._existing import existing, existing_data
 from ._options import flattened, option
+from ._parts._existing import existing, existing_data
 from ._run_options import EPILOG, Changes, RunCommand, changes_of
 from ._task_options import NewRunOptions, TaskEvaluationOptions, TaskLearningOptions, given, with_recipe
 from ._train_options import MachineOptions

@@ -23,7 +23,7 @@ def doctor(
     A bug report needs this output. The exit status is 1 if something is broken; a missing extra or an installation
     without native kernels is not.
     """
-    from ._installation import describe
+    from ._parts._installation import describe
 
     report = describe()
     typer.echo(json.dumps(report, indent=2) if as_json else as_text(report))

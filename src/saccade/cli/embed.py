@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ._errors import UserError
-from ._existing import existing, existing_model
 from ._options import GroupedCommand, flattened, option
+from ._parts._existing import existing, existing_model
 
 if TYPE_CHECKING:
     from ..make.models.embedding_file import EmbeddedTexts

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from ..support._terminal import uncleaned
-from ._existing import existing_model
 from ._options import GroupedCommand
+from ._parts._existing import existing_model
 
 
 def register(app: typer.Typer) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ._errors import UserError, require
-from ._heads_measured import Measured
 from ._options import CommonOptions, GroupedCommand, flattened, option
-from ._outputs import result_console
-from ._texts import TextArgument, command_line, existing_text, given_text, parse_head
+from ._parts._heads_measured import Measured
+from ._parts._outputs import result_console
+from ._parts._texts import TextArgument, command_line, existing_text, given_text, parse_head
 
 if TYPE_CHECKING:
     from ..see.inspection import TextModel
@@ -164,7 +164,7 @@ def _check_out(common: HeadsOptions) -> None:
 
 def _important(opened: TextModel, text: str, question: QuestionOptions, how: HowOptions, *, quiet: bool) -> Measured:
     from ..see.analysis.tables import shown_progress
-    from ._heads_measured import importance, why_offered
+    from ._parts._heads_measured import importance, why_offered
 
     with why_offered(opened), shown_progress("heads", quiet=quiet) as progress:
         return importance(opened, text, how.by or "gradient", how.target, progress, alone=question.importance)
@@ -172,8 +172,8 @@ def _important(opened: TextModel, text: str, question: QuestionOptions, how: How
 
 def _patched(opened: TextModel, text: str, other: str, how: HowOptions, *, quiet: bool) -> Measured:
     from ..see.analysis.tables import shown_progress
-    from ._heads_measured import patched, why_offered
-    from ._texts import text_or_file
+    from ._parts._heads_measured import patched, why_offered
+    from ._parts._texts import text_or_file
 
     try:
         corrupted = text_or_file(other).text
@@ -186,7 +186,7 @@ def _patched(opened: TextModel, text: str, other: str, how: HowOptions, *, quiet
 def _why(
     opened: TextModel, text: str, words: tuple[str, str], how: HowOptions, head: tuple[int, int] | None
 ) -> Measured:
-    from ._heads_measured import explained
+    from ._parts._heads_measured import explained
 
     return explained(opened, text, words, head, how.against)
 

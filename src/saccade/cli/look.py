@@ -12,10 +12,10 @@ import typer
 
 from .. import __version__
 from ._errors import UserError, require
-from ._look_corpus import CorpusOptions, study
 from ._options import CommonOptions, GroupedCommand, flattened, option
-from ._outputs import result_console
-from ._texts import (
+from ._parts._look_corpus import CorpusOptions, study
+from ._parts._outputs import result_console
+from ._parts._texts import (
     InputText,
     TextArgument,
     again_arguments,

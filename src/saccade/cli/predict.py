@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ._existing import existing
+from ._parts._existing import existing
 from ._run_options import Changes, Picture, Run, RunCommand, changes_of, picture_target
 
 PROBABILITIES = ("probability", "probabilities")

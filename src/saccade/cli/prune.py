@@ -14,11 +14,11 @@ import typer
 
 from ..support._tables import Table
 from ._errors import UserError, require
-from ._existing import existing_model, model_folder
 from ._options import GroupedCommand, flattened, option
-from ._outputs import result_console
+from ._parts._existing import existing_model, model_folder
+from ._parts._outputs import result_console
+from ._parts._texts import existing_text, text_or_file
 from ._run_options import EPILOG, ending
-from ._texts import existing_text, text_or_file
 
 if TYPE_CHECKING:
     from ..make.models import Model

@@ -12,8 +12,8 @@ import typer
 
 from ._errors import UserError
 from ._options import CommonOptions, GroupedCommand, flattened, option
-from ._outputs import result_console
-from ._texts import TextArgument, given_text, parse_head
+from ._parts._outputs import result_console
+from ._parts._texts import TextArgument, given_text, parse_head
 
 if TYPE_CHECKING:
     from ..see.inspection import Steps

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ._existing import existing_data
+from ._parts._existing import existing_data
 from ._run_options import Changes, Picture, Run, RunCommand, changes_of, picture_target
 
 

@@ -15,10 +15,11 @@ import typer
 from ..make._task_options import BaseTaskOptions
 from ..make._task_registry import TASK_OPTIONS
 from ._errors import UserError, require
-from ._existing import existing_data
 from ._options import Group, GroupedCommand, flattened, from_command_line
+from ._parts._existing import existing_data
+from ._parts._search import train_search
+from ._parts._train_rate import learning_rate
 from ._run_options import EPILOG, ending
-from ._search import train_search
 from ._task_options import (
     NewRunOptions,
     SearchOptions,
@@ -41,7 +42,6 @@ from ._train_options import (
     settings_of,
     sizes_of,
 )
-from ._train_rate import learning_rate
 
 if TYPE_CHECKING:
     from ..make.models import LanguageModel

@@ -16,9 +16,9 @@ import typer
 from .. import __version__
 from ..support._tables import Table
 from ._errors import UserError
-from ._existing import existing, model_folder
 from ._options import GroupedCommand, flattened, option
-from ._outputs import result_console
+from ._parts._existing import existing, model_folder
+from ._parts._outputs import result_console
 
 if TYPE_CHECKING:
     from ..verification import Report, Undecided

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ._errors import UserError, require
-from ._existing import existing_model
 from ._options import GroupedCommand, flattened, option
-from ._outputs import result_console
-from ._texts import check_length, existing_text, given_text, parse_head, text_or_file, word_range
+from ._parts._existing import existing_model
+from ._parts._outputs import result_console
+from ._parts._texts import check_length, existing_text, given_text, parse_head, text_or_file, word_range
 
 if TYPE_CHECKING:
     from ..see.viewer.server import Viewer

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ._errors import UserError
-from ._run_options import ending
-from ._task_options import TaskFileOptions
+from .._errors import UserError
+from .._run_options import ending
+from .._task_options import TaskFileOptions
 
 if TYPE_CHECKING:
-    from ..make.tasks import SearchReporter
+    from ...make.tasks import SearchReporter
 
 
 def train_search(task: str, data: Path, files: TaskFileOptions, options: dict[str, Any], trials: int) -> None:
@@ -23,7 +23,7 @@ def train_search(task: str, data: Path, files: TaskFileOptions, options: dict[st
     began = time.perf_counter()
     if trials < 1:
         raise UserError(f"--search {trials}: must be at least 1")
-    from ..make.tasks._searching._search import search_request, search_requested
+    from ...make.tasks._searching._search import search_request, search_requested
 
     minutes = options.pop("minutes", None)
     wanted = search_request(
@@ -47,9 +47,9 @@ def train_search(task: str, data: Path, files: TaskFileOptions, options: dict[st
 
 def _reporter(trials: int) -> SearchReporter:
     """Prints a line for each trial, with a progress bar for the current one in a terminal."""
-    from ..make.tasks import SearchReporter
-    from ..make.training import Reporter
-    from ..make.training.progress import ConsoleReporter
+    from ...make.tasks import SearchReporter
+    from ...make.training import Reporter
+    from ...make.training.progress import ConsoleReporter
 
     class Brief(ConsoleReporter):
         """Shows only a trial's progress bar and its warnings."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from ._errors import UserError
+from .._errors import UserError
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 MODEL = "a folder with config.json, weights and tokenizer, or a name on the Hugging Face hub such as org/name"

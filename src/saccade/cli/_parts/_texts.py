@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from ..support._terminal import standard_input
-from ._errors import UserError
+from ...support._terminal import standard_input
+from .._errors import UserError
 from ._existing import existing
 
 if TYPE_CHECKING:
-    from ..see.inspection import TextModel
+    from ...see.inspection import TextModel
 
 LARGEST_FILE = 64 * 2**20  # bytes; far above any context
 TEXT_FILES = {".txt", ".text", ".md", ".rst", ".html", ".htm", ".tex", ".csv", ".json", ".log", ".py"}
@@ -141,7 +141,7 @@ def word_range(given: InputText, first: int | None, last: int | None) -> InputTe
     """The words ``first`` to ``last``, inclusive and counted from 1."""
     if first is None and last is None:
         return given
-    from ..see.inspection import split_words
+    from ...see.inspection import split_words
 
     spans = split_words(given.text)
     for name, number in (("--from", first), ("--to", last)):
@@ -172,7 +172,7 @@ def check_length(model: TextModel, text: str, first: int, beyond: str = "") -> N
 
     ``first``: number of the first word. ``beyond``: the option that allows more tokens than in training.
     """
-    from ..see.inspection import split_words, words_that_fit
+    from ...see.inspection import split_words, words_that_fit
 
     spans = split_words(text)
     fit = words_that_fit(model, text, spans)
@@ -197,8 +197,8 @@ def _memory(model: TextModel, tokens: int) -> str:
 
     It is unknown for encoder-decoders, where it depends on the target, and for foreign modules.
     """
-    from ..make.models.text.encoder_decoder import EncoderDecoder
-    from ..support._numbers import size
+    from ...make.models.text.encoder_decoder import EncoderDecoder
+    from ...support._numbers import size
 
     if model.stack is None or isinstance(model.module, EncoderDecoder):
         return ""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ._errors import UserError, require
-from ._train_options import MachineOptions, ModelOptions, RangeTestOptions, Text, TextOptions, settings_of
+from .._errors import UserError, require
+from .._train_options import MachineOptions, ModelOptions, RangeTestOptions, Text, TextOptions, settings_of
 
 if TYPE_CHECKING:
-    from ..make.training import RangeTest
+    from ...make.training import RangeTest
 
 LINES = 20  # rows of the table
 
@@ -35,9 +35,9 @@ def learning_rate(
     require("accelerate", "train")
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file, expected a folder to write the curve into")
-    from ..make.training.language.prepared import range_test_of
-    from ..make.training.language.request import LanguageRun
-    from ..make.training.progress import rates_shown
+    from ...make.training.language.prepared import range_test_of
+    from ...make.training.language.request import LanguageRun
+    from ...make.training.progress import rates_shown
 
     run = LanguageRun(
         text,
@@ -87,7 +87,7 @@ def _table(result: RangeTest) -> str:
 def _write(out: Path, result: RangeTest, whole: dict[str, object]) -> None:
     import importlib.util
 
-    from ..make.models.decoder_lm.checkpoint import write_text
+    from ...make.models.decoder_lm.checkpoint import write_text
 
     out.mkdir(parents=True, exist_ok=True)
     rows = zip(result.rates, result.losses, result.smoothed, strict=True)

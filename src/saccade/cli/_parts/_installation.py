@@ -9,15 +9,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
-from ..support._extras import installing
-from ..support._machine import processor
-from ..support._shared_cores import WAITING
+from ... import __version__
+from ...support._extras import installing
+from ...support._machine import processor
+from ...support._shared_cores import WAITING
 
 VARIABLES = ("SACCADE_INSTRUCTIONS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", *WAITING, "CUDA_VISIBLE_DEVICES")
 EMBEDDED_MODEL = ("config.json", "heads.json", "model.safetensors", "tokenizer.json")
 LARGEST_ERROR = 1e-5  # in float32, for outputs of about 1; a wrong kernel has much larger errors
-_FOLDER = Path(__file__).parents[1]
+_FOLDER = Path(__file__).parents[2]
 _FOR_DEVELOPERS = {"all", "docs", "test"}  # "all" repeats the other extras
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,-]+)\])?(?:>=([\d.]+))?")
 
@@ -137,7 +137,7 @@ def _computing(broken: list[str]) -> dict[str, Any]:
 
 def _kernels(broken: list[str]) -> dict[str, Any]:
     """Report on the native kernels: available instruction sets, the active one, and the error of its result."""
-    from ..operator._backends.native import _kernels as native
+    from ...operator._backends.native import _kernels as native
 
     facts: dict[str, Any] = {
         "present": native.module is not None,
@@ -165,7 +165,7 @@ def self_check() -> float:
     """Largest difference between the native kernels (float32) and the reference (float64) in a small call."""
     import torch
 
-    from .. import Causal, attention
+    from ... import Causal, attention
 
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, 3, length, 16, generator=generator) for length in (53, 61, 61))

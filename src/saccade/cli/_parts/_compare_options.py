@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .._options import option
 from ._existing import existing, existing_model
-from ._options import option
 from ._outputs import budget_of, listed
 
 if TYPE_CHECKING:
-    from ..benchmark.variants.measuring import ComparisonSettings
+    from ...benchmark.variants.measuring import ComparisonSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +128,8 @@ def refuse_beside(why: str, *given: object) -> None:
 def settings_of(measuring: CompareMeasuringOptions) -> ComparisonSettings:
     import torch
 
-    from ..benchmark.variants.measuring import ComparisonSettings
-    from ..benchmark.variants.weighing import WeighingLimits
+    from ...benchmark.variants.measuring import ComparisonSettings
+    from ...benchmark.variants.weighing import WeighingLimits
 
     quick = measuring.quick
     budget = budget_of(measuring, seconds=0.1 if quick else 1.0, rounds=2 if quick else 3)

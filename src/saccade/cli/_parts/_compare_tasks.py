@@ -15,7 +15,7 @@ from ._compare_options import ComparedOptions, CompareMeasuringOptions, CompareO
 from ._outputs import checked_files, listed, write_files, write_plot
 
 if TYPE_CHECKING:
-    from ..benchmark.tasks import FinishedRun, ModelShape, SyntheticTask, TrainingCase
+    from ...benchmark.tasks import FinishedRun, ModelShape, SyntheticTask, TrainingCase
 
 
 def compare_tasks(
@@ -56,8 +56,8 @@ class _TaskSession:
 
     def run(self, threads: int) -> None:
         """Run everything without a record; results are saved even if the run is interrupted."""
-        from ..benchmark.tasks import go_through, load, missing
-        from ..support._terminal._console import progress_bar
+        from ...benchmark.tasks import go_through, load, missing
+        from ...support._terminal._console import progress_bar
 
         known = [] if self.records is None else load(self.records)
         wanted = [case.described() for case in self.cases]
@@ -79,7 +79,7 @@ class _TaskSession:
             go_through(left, started, ended, threads)
 
     def _keep(self, row: FinishedRun) -> None:
-        from ..benchmark.tasks import append
+        from ...benchmark.tasks import append
 
         self.rows.append(row)
         if self.records is not None:
@@ -87,7 +87,7 @@ class _TaskSession:
 
 
 def _tasks(names: Sequence[str]) -> list[SyntheticTask]:
-    from ..benchmark.tasks import TASKS
+    from ...benchmark.tasks import TASKS
 
     known = {kind.name: kind for kind in TASKS}
     asked = [name for text in names for name in listed(text, "task", str)]
@@ -104,8 +104,8 @@ def _cases(
     wanted: list[SyntheticTask],
     shape: ModelShape | None,
 ) -> list[TrainingCase]:
-    from ..benchmark.tasks import ModelShape, TrainingBudget, cases
-    from ..benchmark.tasks.catalogue import NETWORKS
+    from ...benchmark.tasks import ModelShape, TrainingBudget, cases
+    from ...benchmark.tasks.catalogue import NETWORKS
 
     budget = TrainingBudget(steps=60) if measuring.quick else TrainingBudget()
     if tasks.steps is not None:
@@ -119,7 +119,7 @@ def _cases(
 
 
 def _read(path: Path, wanted: list[SyntheticTask], names: list[str] | None) -> list[FinishedRun]:
-    from ..benchmark.tasks import load
+    from ...benchmark.tasks import load
 
     titles = [task.name for task in wanted]
     rows = [row for row in load(path) if row.task in titles and (not names or row.mechanism in ("exact", *names))]
@@ -129,7 +129,7 @@ def _read(path: Path, wanted: list[SyntheticTask], names: list[str] | None) -> l
 
 
 def _show(rows: list[FinishedRun], output: CompareOutputOptions, files: dict[str, Path]) -> None:
-    from ..benchmark.tasks import as_dict, figure, refused_contenders, tables
+    from ...benchmark.tasks import as_dict, figure, refused_contenders, tables
 
     as_json = json.dumps({"tasks": 1, "runs": [as_dict(row) for row in rows]}, indent=1) + "\n"
     lines = tables.page(rows, refused_contenders())

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..support._numbers import counted
-from ._errors import UserError
+from ...support._numbers import counted
+from .._errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..see.attribution import Attribution, WhyAttends
-    from ..see.attribution._two_texts import ReadText
-    from ..see.inspection import Predictor, TextModel
-    from ..support._terminal._console import Console
+    from ...see.attribution import Attribution, WhyAttends
+    from ...see.attribution._two_texts import ReadText
+    from ...see.inspection import Predictor, TextModel
+    from ...support._terminal._console import Console
 
 MOST_PARTS = 16  # of a text, over which the interval of a head's importance is taken
 Progress = Callable[[int, int], None]
@@ -64,7 +64,7 @@ def _told_as_options() -> Iterator[None]:
 @contextlib.contextmanager
 def why_offered(model: TextModel) -> Iterator[None]:
     """The error for a model without a head for tokens says what can be asked of it."""
-    from ..see.inspection._predicting import NoTokenHead
+    from ...see.inspection._predicting import NoTokenHead
 
     try:
         yield
@@ -78,10 +78,10 @@ def importance(
     model: TextModel, text: str, by: str, target: str | None, progress: Progress, *, alone: bool
 ) -> Measured:
     """How much the text's own loss hangs on each head, and what heads write towards the predicted token."""
-    from .. import head_importance
-    from ..see.attribution._two_texts import read_text, target_tokens
-    from ..see.inspection import as_predictor
-    from ..see.viewer import heads as shown
+    from ... import head_importance
+    from ...see.attribution._two_texts import read_text, target_tokens
+    from ...see.inspection import as_predictor
+    from ...see.viewer import heads as shown
 
     predictor, given = as_predictor(model), read_text(model, text)
     wanted = target_tokens(predictor, target)
@@ -130,7 +130,7 @@ def _attributed(
     model: TextModel, predictor: Predictor, given: ReadText, wanted: Sequence[int]
 ) -> tuple[Attribution | None, str]:
     """None with the reason where the model is not made of Saccade's blocks, or a masked one's text has no mask."""
-    from .. import attribute
+    from ... import attribute
 
     if model.stack is None:
         return None, f"{model.name} runs with code of transformers, which has no family of Saccade's"
@@ -163,10 +163,10 @@ def patched(
     progress: Progress,
 ) -> Measured:
     """Which heads carry what differs between two texts."""
-    from ..see.attribution._heads import by_sign
-    from ..see.attribution._patching import BY
-    from ..see.attribution._two_texts import listed_positions, patch_texts
-    from ..see.viewer import heads as shown
+    from ...see.attribution._heads import by_sign
+    from ...see.attribution._patching import BY
+    from ...see.attribution._two_texts import listed_positions, patch_texts
+    from ...see.viewer import heads as shown
 
     ways, places = (BY if by is None else by), listed_positions(positions)
     made = patch_texts(model, text, other, by=ways, target=target, positions=places, progress=progress)
@@ -195,8 +195,8 @@ def explained(
     model: TextModel, text: str, words: tuple[str, str], head: tuple[int, int] | None, against: str | None
 ) -> Measured:
     """Why one word attends to another."""
-    from .. import why_attends
-    from ..see.viewer import heads as shown
+    from ... import why_attends
+    from ...see.viewer import heads as shown
 
     if model.stack is None:
         raise UserError(

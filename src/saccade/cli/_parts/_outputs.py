@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ._errors import require
+from .._errors import require
 
 if TYPE_CHECKING:
-    from ..benchmark.attention import Budget
-    from ..support._terminal._console import Console
+    from ...benchmark.attention import Budget
+    from ...support._terminal._console import Console
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class RoundOptions(Protocol):
 
 def checked_files(output: OutputOptions, markdown: Path | None = None) -> dict[str, Path]:
     """The files to write, by kind. Checked first, so that errors come before minutes of work."""
-    from ..see.viewer import check_target
+    from ...see.viewer import check_target
 
     if output.plot is not None:
         require("matplotlib", "plot")
@@ -53,7 +53,7 @@ def checked_files(output: OutputOptions, markdown: Path | None = None) -> dict[s
 
 def write_files(files: dict[str, Path], **made: Callable[[], str]) -> None:
     """Write the result of each function in `made` to the file of its kind, if there is one."""
-    from ..see.viewer import write_whole
+    from ...see.viewer import write_whole
 
     for kind, make in made.items():
         if kind in files:
@@ -62,7 +62,7 @@ def write_files(files: dict[str, Path], **made: Callable[[], str]) -> None:
 
 def write_plot(files: dict[str, Path], draw: Callable[[str], bytes]) -> None:
     """Write the figure from `draw`, called with "png" or "svg", if there is a file for it."""
-    from ..see.viewer import write_whole
+    from ...see.viewer import write_whole
 
     if "plot" in files:
         write_whole(files["plot"], draw(files["plot"].suffix.lower()[1:]))
@@ -78,7 +78,7 @@ def read_results(path: Path, from_json: Callable[[str], T]) -> T:
 
 def budget_of(measuring: RoundOptions, *, seconds: float, rounds: int) -> Budget:
     """The budget by the options, with these defaults."""
-    from ..benchmark.attention import Budget
+    from ...benchmark.attention import Budget
 
     rounds = rounds if measuring.rounds is None else measuring.rounds
     if rounds < 1:
@@ -102,7 +102,7 @@ def listed(text: str, name: str, kind: Callable[[str], T]) -> list[T]:
 @contextlib.contextmanager
 def piece_bar(title: str, total: int) -> Iterator[Callable[[str], None]]:
     """A progress bar on standard error; yields the function to call with the name of each finished piece."""
-    from ..support._terminal._console import progress_bar
+    from ...support._terminal._console import progress_bar
 
     with progress_bar() as update:
         update(description=title, total=total)
@@ -111,7 +111,7 @@ def piece_bar(title: str, total: int) -> Iterator[Callable[[str], None]]:
 
 def result_console() -> Console:
     """The console for results; characters that a terminal lacks become question marks."""
-    from ..support._terminal._console import Console
+    from ...support._terminal._console import Console
 
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")

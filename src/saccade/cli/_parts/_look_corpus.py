@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ._errors import UserError, require
+from .._errors import UserError, require
+from .._options import option
 from ._existing import existing, existing_model
-from ._options import option
 from ._outputs import result_console
 
 if TYPE_CHECKING:
-    from ..see.inspection import TextModel
-    from ..support._terminal._console import Console
+    from ...see.inspection import TextModel
+    from ...support._terminal._console import Console
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ def study(
     """Run the requested studies, print tables (or JSON), and write the numbers to `out`."""
     files = _checked(options, text)
     target = _target(out, force=force)
-    from ..see.inspection import open_model
+    from ...see.inspection import open_model
 
     subject = open_model(model)
     results = dict(_studies(options, subject, files, quiet=as_numbers))
@@ -119,15 +119,15 @@ def _target(out: Path | None, *, force: bool) -> Path | None:
         return None
     if out.suffix.lower() not in (".csv", ".json"):
         raise UserError(f"--out {out}: the numbers of a study are written to a .csv or a .json")
-    from ..see.viewer import check_target
+    from ...see.viewer import check_target
 
     return check_target(out, force=force)
 
 
 def _studies(options: CorpusOptions, model: TextModel, files: list[Path], *, quiet: bool) -> Any:
     """(name, study), one after the other."""
-    from ..see import analysis
-    from ..see.analysis.tables import shown_progress
+    from ...see import analysis
+    from ...see.analysis.tables import shown_progress
 
     if files:
         yield from _corpus(options, model, files, quiet=quiet)
@@ -152,9 +152,9 @@ def _studies(options: CorpusOptions, model: TextModel, files: list[Path], *, qui
 
 
 def _corpus(options: CorpusOptions, model: TextModel, files: list[Path], *, quiet: bool) -> Any:
-    from ..see.analysis import compare, cut, read_files, study_corpus
-    from ..see.analysis.tables import shown_progress
-    from ..see.inspection import open_model
+    from ...see.analysis import compare, cut, read_files, study_corpus
+    from ...see.analysis.tables import shown_progress
+    from ...see.inspection import open_model
 
     documents = read_files(files)
     other = None if options.against is None else open_model(options.against)
@@ -171,14 +171,14 @@ def _corpus(options: CorpusOptions, model: TextModel, files: list[Path], *, quie
 
 
 def _numbers(report: dict[str, Any]) -> dict[str, Any]:
-    from ..see.analysis import as_numbers
+    from ...see.analysis import as_numbers
 
     return {"format": 1, **{name: as_numbers(each) for name, each in report.items()}}
 
 
 def _write(target: Path, report: dict[str, Any]) -> None:
-    from ..see.analysis import COLUMNS, as_rows
-    from ..see.viewer import write_whole
+    from ...see.analysis import COLUMNS, as_rows
+    from ...see.viewer import write_whole
 
     if target.suffix.lower() == ".json":
         write_whole(target, (json.dumps(_numbers(report), indent=1, allow_nan=False) + "\n").encode())
@@ -193,7 +193,7 @@ def _write(target: Path, report: dict[str, Any]) -> None:
 
 
 def _print(report: dict[str, Any], out: Path | None) -> None:
-    from ..see.analysis import tables
+    from ...see.analysis import tables
 
     console = result_console()
     printers: dict[str, Callable[[Console, Any], None]] = {
