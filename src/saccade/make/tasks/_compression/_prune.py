@@ -345,7 +345,7 @@ def _verdict(
 
 @contextlib.contextmanager
 def _without_note() -> Iterator[None]:
-    """No warning that transformers cannot open the folder: the result says so."""
+    """No warning that transformers cannot load the folder: the result says so."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="transformers cannot open the folder")
+        warnings.filterwarnings("ignore", message="transformers cannot load the folder")
         yield
