@@ -455,7 +455,7 @@ def test_a_budget_keeps_the_rest_in_files_or_says_what_is_needed(tmp_path):
     text = "The dog ran to the park. " * 8
     language = load()
     whole = maps.read_text(text, language)
-    with pytest.raises(ValueError, match="about .* KiB are needed .* 146 KiB left"):
+    with pytest.raises(ValueError, match="about .* KiB for its queries and keys, .* 146 KiB left"):
         maps.read_text(text, language, budget=150_000)
     run = maps.read_text(text, language, budget=150_000, folder=tmp_path)
     assert run.kept.on_disk > 0 and run.kept.used <= 150_000

@@ -43,7 +43,7 @@ def test_a_look_is_read_again_and_begins_where_it_was(model):
     session = open_session(look(model, TEXT, (2, 5)))
     assert session.runs[0].text == TEXT and (session.shown.call, session.shown.head) == ("2", 5)
     other = look(model, TEXT, name="model runs/novel")
-    with pytest.raises(ValueError, match=r"model: the look is of model runs/novel, .* give view\(look, model=...\)"):
+    with pytest.raises(ValueError, match=r"model: the look is of model runs/novel, .* pass view\(look, model=...\)"):
         open_session(other)
     assert open_session(other, model=model).runs[0].text == TEXT
 
@@ -149,7 +149,9 @@ def test_the_budget_is_of_all_texts_together(tmp_path):
     assert [run.kept.on_disk for run in session.runs] == [0, 0]
     session.close()
     for budget in (one - 1, one // 7):  # whenever it ends, what the whole text needs is told
-        with pytest.raises(ValueError, match=f"^budget: about {size(one)} .* {size(budget)} left; raise"):
+        with pytest.raises(
+            ValueError, match=f"^budget: this text needs about {size(one)} .* {size(budget)} left; raise"
+        ):
             open_session(TEXT, budget=budget)
     with pytest.raises(ValueError, match="^budget: "):
         open_session([TEXT, TEXT], budget=2 * one - 1)
