@@ -278,7 +278,7 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ([TEXT, "--head", "last"], "--head last: expected layer.head"),
         ([TEXT, "--budget", "much"], "--budget much: expected a size such as 500MiB"),
         ([TEXT, "--budget", "0"], "--budget 0: expected a size"),
-        ([TEXT, "--budget", "2KiB"], r"budget: this text needs about [\d.]+ KiB .* 2.00 KiB left; .*folder"),
+        ([TEXT, "--budget", "2KiB"], r"budget: this text needs about .* 2.00 KiB left; .*folder"),
         ([TEXT, "--folder", "nowhere"], "folder: nowhere is no folder"),
         ([TEXT, "--folder", "."], "folder: only for queries and keys beyond a budget"),
         ([TEXT, "--context", "1"], "--context: expected a whole number of tokens, at least 2: "),
