@@ -274,7 +274,7 @@ def test_a_mask_and_a_flag_together_and_masks_of_both_types_are_calls() -> None:
     torch.manual_seed(0)
     subject = token_subject(Words("both"))
     words = {" and ".join(one.words for one in calls) for calls in _calls(subject, True)}
-    mask = "a `attention_mask` that hides nothing"
+    mask = "an `attention_mask` that hides nothing"
     assert {
         mask,
         f"{mask}, of int64",

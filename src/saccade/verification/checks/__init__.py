@@ -19,11 +19,11 @@ from . import (
     _scale as scale,
     _softmax as softmax,
     _weights as weights,
-    cache,
-    mask_meaning,
-    mixing,
-    model,
 )
+from .cache import _check as cache
+from .mask_meaning import _check as mask_meaning
+from .mixing import _check as mixing
+from .model import _check as model
 
 _IN_ORDER: tuple[Any, ...] = (
     *(scale, softmax, causal_leak, causal_blindness, mask_meaning, padding, mixing, order, cache, precision, gradients),

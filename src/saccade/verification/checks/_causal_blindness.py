@@ -68,16 +68,14 @@ class _HeadVisibility:
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    asked = [subject]
-    if subject.reading.causal_flag is not None and subject.flagged is None:
-        asked.append(subject.with_flag(True))
+    subjects = subject.with_and_without_flag()
     reasons = []
-    for one in asked:
+    for called in subjects:
         try:
-            yield from _findings_of(one)
+            yield from _findings_of(called)
         except Inapplicable as reason:
             reasons.append(str(reason))
-    if len(reasons) == len(asked):
+    if len(reasons) == len(subjects):
         raise Inapplicable(reasons[-1])
 
 
@@ -117,7 +115,7 @@ def _seen_inside(subject: Subject, length: int) -> list[_HeadVisibility]:
     found = []
     for one in self_attentions(subject, inputs):
         attends = (one.attends & ~one.seen.weights.isnan()).cpu()
-        line = one.line("mask")
+        line = one.seen.line("mask")
         for head in range(attends.shape[1]):
             # an item that sees less than another is told as what it sees
             found.append(_HeadVisibility(length, attends[:, head].all(0), True, head, attends.shape[1], line))

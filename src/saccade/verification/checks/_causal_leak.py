@@ -63,19 +63,17 @@ class _LeakCause:
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    asked = [] if subject.promise.causal is False else [subject]
-    if subject.reading.causal_flag is not None and subject.flagged is None:
-        asked.append(subject.with_flag(True))
-    if not asked:
+    subjects = subject.with_and_without_flag()[1 if subject.promise.causal is False else 0 :]
+    if not subjects:
         raise Inapplicable("it is declared bidirectional")
     kinds: list[bool] = []
-    told: list[Finding] = []
-    for one in asked:
-        causal, findings = _leaks_of(one)
+    reported: list[Finding] = []
+    for called in subjects:
+        causal, findings = _leaks_of(called)
         kinds.append(causal)
         # a flag that is True by itself gives the same once more
-        new = [finding for finding in findings if all(finding.evidence != other.evidence for other in told)]
-        told += new
+        new = [finding for finding in findings if all(finding.evidence != other.evidence for other in reported)]
+        reported += new
         yield from new
     if not any(kinds):
         raise Inapplicable("it is bidirectional: every output depends on every input, and it is not declared causal")
@@ -208,7 +206,7 @@ def _partly_causal(subject: Subject, visible: VisibleAttention, hidden: Tensor, 
         _EFFECT,
         "Make the same mask reach every head and item: " + _FIX,
         {"heads": leaky, "items": items, "pair": [row, column], "weight": rounded(size)},
-        visible.line("mask", "scores", "softmax"),
+        visible.seen.line("mask", "scores", "softmax"),
     )
 
 
@@ -277,7 +275,7 @@ def _cause(subject: Subject, leak: _LeakSize, plain: Sequence[_LeakSize], whole:
     words = _pattern(leak, plain, whole, inside)
     if "triangle" in words:
         line = masking_line(steps, inputs, shape_first=True)
-    scores = next((one.line("scores") for one in inside), None)
+    scores = next((one.seen.line("scores") for one in inside), None)
     fused = any(step.name == "scaled_dot_product_attention" for step in steps)
     return _LeakCause(words, _FUSED if fused else _FIX, line or scores)
 
@@ -291,7 +289,7 @@ def _other_cause(
             return _LeakCause(
                 f"The softmax runs over the {one.seen.normalised} axis, so that what comes later changes its sums.",
                 "weights = scores.softmax(dim=-1)",
-                one.line("softmax"),
+                one.seen.line("softmax"),
                 "note",
             )
         strict = ~one.attends.diagonal(dim1=-2, dim2=-1)[..., 1:].any(-1)
@@ -307,7 +305,7 @@ def _other_cause(
 
 def _added_mask(visible: VisibleAttention) -> _LeakCause | None:
     """A triangle of zeros and ones that is added to scores, as a boolean mask that was cast."""
-    line = visible.line("triangle")
+    line = visible.seen.line("triangle")
     words = "A causal mask of zeros and ones is added to the scores: it changes weights by e at most, and hides none."
     return None if line is None else _LeakCause(words, _FIX, line)
 
@@ -328,7 +326,7 @@ def _filled_scores(visible: VisibleAttention) -> _LeakCause | None:
     return _LeakCause(
         f"All later scores are {number} instead of -inf before the softmax, so they keep weight.{zero}",
         _FIX,
-        visible.line("mask", "scores", "softmax"),
+        visible.seen.line("mask", "scores", "softmax"),
     )
 
 
@@ -339,7 +337,7 @@ def _zeroed_after(inside: Sequence[VisibleAttention]) -> _LeakCause | None:
             return _LeakCause(
                 "Later weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1.",
                 _FIX,
-                one.line("mask", "softmax"),
+                one.seen.line("mask", "softmax"),
             )
     return None
 

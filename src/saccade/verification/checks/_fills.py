@@ -41,7 +41,7 @@ def weak_fill(check: str, calls: Iterable[TracedAttention]) -> list[Finding]:
                 "Training can drive logits there: hidden positions are then attended to, and nothing raises.",
                 'scores = scores.masked_fill(~mask, float("-inf"))  # or torch.finfo(scores.dtype).min',
                 {"fill": rounded(float(fill)), "leaks_below": rounded(leaks)},
-                next((seen.lines[kind] for kind in ("mask", "scores", "softmax") if kind in seen.lines), None),
+                seen.line("mask", "scores", "softmax"),
             )
         ]
     return []
@@ -67,5 +67,5 @@ def averaging(check: str, what: str, traced: TracedAttention) -> Finding:
         "Outputs of such rows look like others, and change with what is hidden.",
         "weights = scores.softmax(-1).masked_fill(~mask.any(-1, keepdim=True), 0.0)",
         {"averages": True},
-        next((traced.lines[kind] for kind in ("mask", "softmax") if kind in traced.lines), None),
+        traced.line("mask", "softmax"),
     )

@@ -26,6 +26,7 @@ from ..subject._inputs import NamedInputs
 from ..subject._operations import WatchedOperations
 from ..subject._source import block_around, function_line, rates_of, with_rates
 from ..subject._subject import Subject
+from ..tracing._trace import step_line
 from ..tracing._visible import steps_of
 from ._gradients_initial import at_the_start
 from ._precision import jumps_of
@@ -355,8 +356,7 @@ _STEEP = ("log", "log2", "sqrt", "rsqrt", "reciprocal", "pow", "norm", "vector_n
 
 def _step_of(point: _DerivativePoint, names: tuple[str, ...]) -> Location | None:
     """The first line that calls one of these functions."""
-    steps = steps_of(point.subject, point.inputs)
-    return next((step.location for step in steps if step.name in names and step.location is not None), None)
+    return step_line(steps_of(point.subject, point.inputs), names)
 
 
 def _own_backward(out: Tensor) -> Location | None:

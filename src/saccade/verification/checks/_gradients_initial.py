@@ -50,7 +50,7 @@ def _of_logits(subject: Subject) -> Iterator[Finding]:
         top, spread = float(weights.amax(-1)[rows].mean()), float(finite.std())
         evidence = {"largest_weight": round(top, 5), "logits_std": round(spread, 5)}
         where = line_with(subject, r"init\.\w+_\(|\.(zero|fill|normal|uniform)_\(")
-        where = where or one.lines.get("softmax") or one.lines.get("scores")
+        where = where or one.line("softmax", "scores")
         if top >= SATURATED and spread >= SATURATED_LOGITS:
             yield _finding(
                 "error",

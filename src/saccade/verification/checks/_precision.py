@@ -24,6 +24,7 @@ from ..subject._check import Check
 from ..subject._inputs import NamedInputs
 from ..subject._operations import WatchedOperations
 from ..subject._subject import Subject
+from ..tracing._trace import step_line
 from ..tracing._visible import steps_of
 
 _finding = partial(Finding, "precision", "precision")
@@ -290,9 +291,7 @@ def _large_constant(error: TargetError, dtype: torch.dtype) -> Finding:
 
 
 def _line(wide: _WidenedCall, *names: str) -> Location | None:
-    steps = steps_of(wide.subject, wide.case.inputs, **wide.case.masks)
-    found = [step.location for step in steps if step.name in names and step.location is not None]
-    return found[-1] if found else None
+    return step_line(reversed(steps_of(wide.subject, wide.case.inputs, **wide.case.masks)), names)
 
 
 CHECK = Check(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...interception._tracing import memory_of
 from ...support._seeding import seeded
 from ..findings._finding import Finding, Location, TargetError
 from ..findings._words import TRIANGLE
@@ -138,11 +139,11 @@ def _written_inputs(subject: Subject) -> Iterator[Finding]:
     """Inputs that the call changes."""
     inputs = subject.inputs(2, 7)
     given = inputs.map(Tensor.clone)
-    memory = {_memory(one) for one in given.tensors.values()}
+    memory = {memory_of(one) for one in given.tensors.values()}
 
     def writes(operation: Any, taken: tuple[Any, ...], result: Any) -> bool:
         changes = operation._schema.is_mutable
-        return changes and any(isinstance(one, Tensor) and _memory(one) in memory for one in taken)
+        return changes and any(isinstance(one, Tensor) and memory_of(one) in memory for one in taken)
 
     with torch.no_grad(), seeded(0), WatchedOperations(writes) as writing:
         subject.fresh()(given)
@@ -155,10 +156,6 @@ def _written_inputs(subject: Subject) -> Iterator[Finding]:
             {"changed": changed},
             writing.first_line,
         )
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _batches(subject: Subject) -> Iterator[Finding]:

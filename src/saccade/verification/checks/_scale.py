@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..findings._finding import Finding, Location, Unmeasured
+from ..findings._finding import Finding, Unmeasured
 from ..findings._words import spans
 from ..subject._check import Check
 from ..subject._inputs import NamedInputs
@@ -219,7 +219,7 @@ def _finding(
             "times_too_large": times,
             "unexplained": first.left[heads[0]],
         },
-        _line(seen),
+        seen.line("scale", "scores"),
     )
 
 
@@ -330,10 +330,6 @@ def _fix(traced: TracedAttention) -> str:
     return _MEND_FUSED if fused or traced.source == "F.scaled_dot_product_attention" else _FIX
 
 
-def _line(traced: TracedAttention) -> Location | None:
-    return traced.lines.get("scale") or traced.lines.get("scores")
-
-
 def _varying(factors: _ScaleFactors) -> Finding:
     low, high = factors.by_query or (math.nan, math.nan)
     return _warning(
@@ -343,7 +339,7 @@ def _varying(factors: _ScaleFactors) -> Finding:
         "this is not intended, a model trained at one length behaves differently at another.",
         _FIX,
         {"smallest": low, "largest": high, "expected": factors.expected},
-        _line(factors.seen),
+        factors.seen.line("scale", "scores"),
     )
 
 

@@ -83,7 +83,7 @@ def _by_sides(subject: Subject, inputs: NamedInputs) -> ScaleIndifference | None
         return None
     other = _redrawn(inputs, [name for one in still for name in sides[one]])
     zeroed = seen[0].lines.get("zeroed") if len(still) == 2 else None
-    line = zeroed or _losing_line(subject, inputs, other) or seen[0].lines.get("scores") or seen[0].lines.get("softmax")
+    line = zeroed or _losing_line(subject, inputs, other) or seen[0].line("scores", "softmax")
     return ScaleIndifference(
         "both" if len(still) == 2 else still[0],
         line or _meeting_line(subject, inputs) or _first_line(subject),
@@ -160,7 +160,7 @@ def _of_one(subject: Subject, inputs: NamedInputs, traced: TracedAttention) -> S
     line = zeroed or (_losing_line(subject, inputs) if whole else None)
     return ScaleIndifference(
         "both",
-        line or traced.lines.get("scores") or traced.lines.get("softmax"),
+        line or traced.line("scores", "softmax"),
         zeroed is not None,
         () if whole else _numbers(still.any(0)),
         () if bool(heads.all()) else _numbers(heads),

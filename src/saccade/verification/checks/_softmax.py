@@ -24,6 +24,7 @@ from ..tracing._visible import attentions_of
 _error = partial(Finding, "softmax", "softmax", "error")
 _note = partial(Finding, "softmax", "softmax", "note")
 _LENGTH, _KEYS = 7, 11
+_LINES = ("softmax", "values", "scores")  # the first of these that is known is named
 # Rows sum to one within this: weights rounded to bfloat16 are off by 0.004, which is a matter of precision.
 _OFF = 0.01
 # exp of float32 overflows above 88.7; with logits beyond this it does, and a softmax over them does not.
@@ -109,7 +110,7 @@ def _of_weights(traced: TracedAttention) -> Finding | None:
             "All keys get nearly the same weight, whatever the logits: attention cannot select keys.",
             _FIX,
             {"smallest": weights.min().item(), "largest": weights.max().item()},
-            _line(traced),
+            traced.line(*_LINES),
         )
     sums = weights.sum(-1)
     seeing = (weights != 0).any(-1)
@@ -136,7 +137,7 @@ def _wrong_axis(traced: TracedAttention, weights: Tensor) -> Finding | None:
         }[traced.normalised],
         _FIX,
         {"axis": traced.normalised, "row_sum": sums[0, 0, 0].item(), f"sum_over_{over}": across.flatten()[0].item()},
-        _line(traced),
+        traced.line(*_LINES),
     )
 
 
@@ -167,7 +168,7 @@ def _sink(traced: TracedAttention, sums: Tensor) -> Finding | None:
         "This is a design of its own (a learned sink, or softmax with one added), which lets a head attend to nothing.",
         "",
         {"smallest_sum": sums.min().item(), "sink": rest.mean((0, 2)).tolist()},
-        _line(traced),
+        traced.line(*_LINES),
     )
 
 
@@ -197,7 +198,7 @@ def _wrong_sums(traced: TracedAttention, weights: Tensor, sums: Tensor, seeing: 
 def _explanation(traced: TracedAttention, weights: Tensor, sums: Tensor) -> tuple[str, str, Location | None]:
     before = traced.softened
     if before is None and traced.logits is None:
-        line = traced.lines.get("function") or traced.lines.get("values")
+        line = traced.line("function", "values")
         return "No softmax was seen between the scores and their product with the values.", _FIX, line
     if before is not None and torch.allclose(before.double().sum(-1), torch.ones_like(sums), rtol=0, atol=_OFF):
         dropped = (weights == 0) & (before != 0)
@@ -206,20 +207,14 @@ def _explanation(traced: TracedAttention, weights: Tensor, sums: Tensor) -> tupl
                 f"The softmax is right, and {int(dropped.sum())} of its weights are set to 0 after it: they have to be "
                 "hidden before it.",
                 'scores = scores.masked_fill(~mask, float("-inf"))  # before the softmax',
-                traced.lines.get("mask") or _line(traced),
+                traced.line("mask", *_LINES),
             )
         return (
             "The softmax gives rows that sum to 1, and they are changed after it.",
             _FIX,
-            traced.lines.get("after") or _line(traced),
+            traced.line("after", *_LINES),
         )
-    if traced.lines.get("sum") is not None:
-        return "", _FIX, traced.lines["sum"]
-    return "", _FIX, _line(traced)
-
-
-def _line(traced: TracedAttention) -> Location | None:
-    return traced.lines.get("softmax") or traced.lines.get("values") or traced.lines.get("scores")
+    return "", _FIX, traced.line("sum", *_LINES)
 
 
 def _of_values(subject: Subject, inputs: NamedInputs, reason: str) -> Finding | None:
@@ -277,7 +272,7 @@ def _not_finite(traced: TracedAttention, top: float, lost: int) -> Finding:
             "One row with large logits makes others NaN, and with them the training.",
             _STABLE,
             {"largest_logit": top, "not_finite": lost},
-            _line(traced),
+            traced.line(*_LINES),
         )
     return _error(
         f"With logits up to {top:.3g}, {lost} of {traced.weights.numel()} weights are NaN or infinite: the exponential "
@@ -285,7 +280,7 @@ def _not_finite(traced: TracedAttention, top: float, lost: int) -> Finding:
         "Training diverges to NaN as soon as one logit passes 88.7 in float32, or 11 in float16.",
         _STABLE,
         {"largest_logit": top, "not_finite": lost},
-        _line(traced),
+        traced.line(*_LINES),
     )
 
 

@@ -21,6 +21,11 @@ def shown_path(path: str) -> str:
     return path if relative.startswith("..") else relative
 
 
+def article(noun: str) -> str:
+    """The indefinite article that stands before a noun, which may be in backquotes."""
+    return "an" if noun.lstrip("`")[:1].lower() in tuple("aeiou") else "a"
+
+
 def plain(value: Any) -> Any:
     """`value` as JSON has it: tensors and arrays as lists, numbers that JSON lacks and all else as words."""
     if isinstance(value, Mapping):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...support._registered import registered
+from ..findings._words import article
 from ._shortened import LoadedModel
 
 EXPECTED = (
@@ -45,7 +46,7 @@ def _in_words(target: Any) -> str:
     if isinstance(target, Tensor):
         return f"a tensor of shape {list(target.shape)}"
     name = type(target).__name__
-    return "None" if target is None else f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+    return "None" if target is None else f"{article(name)} {name}"
 
 
 def unwrapped(target: Any) -> tuple[Any, tuple[str, ...]]:

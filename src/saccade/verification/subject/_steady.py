@@ -21,8 +21,7 @@ from ._subject import CallResult, Subject
 def steady(subject: Subject, inputs: NamedInputs, seed: int = 0, **masks: Any) -> CallResult:
     """One call on a copy of the target, without gradients: what it draws is what the last call drew, what it keeps from
     call to call is as at first."""
-    with seeded(seed, devices=None), torch.no_grad():
-        return subject.fresh()(inputs, **masks)
+    return repeated(subject.fresh(), inputs, seed, **masks)
 
 
 def repeated(subject: Subject, inputs: NamedInputs, seed: int = 0, **masks: Any) -> CallResult:

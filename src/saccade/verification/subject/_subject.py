@@ -157,6 +157,11 @@ class Subject:
             raise Inapplicable("it has no causal flag")
         return replace(self, flagged=value, promise=replace(self.promise, causal=value))
 
+    def with_and_without_flag(self) -> list[Subject]:
+        """Itself, and with its causal flag set, where it has one that is not given yet."""
+        has_flag = self.reading.causal_flag is not None and self.flagged is None
+        return [self, self.with_flag(True)] if has_flag else [self]
+
     def one_sequence(self, inputs: NamedInputs) -> NamedInputs:
         """Form "qkv": key and value are the query tensor, which makes it self-attention.
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..findings._words import article
 from ._inputs import NamedInputs
 from ._reading import MaskReading, Reading
 from ._shortened import LARGE, size_of
@@ -164,7 +165,7 @@ def _masks(subject: Subject, causal: bool | None) -> Iterator[_Change]:
     for mask in subject.reading.masks:
         if mask.required or mask.behaves not in (None, mask.meaning):
             continue
-        words = f"a `{mask.argument}` that hides nothing"
+        words = f"{article(str(mask.argument))} `{mask.argument}` that hides nothing"
         yield _Change(words, "mask", mask=mask, harmless=not mask.by_pair or not causal)
         if whole and mask.dtype in ("bool", "int64"):
             other = replace(mask, dtype="int64" if mask.dtype == "bool" else "bool")
@@ -172,7 +173,7 @@ def _masks(subject: Subject, causal: bool | None) -> Iterator[_Change]:
     source = getattr(subject.target, "masks", (None,))[0] if whole else None
     if source is not None:
         real = torch.ones(1, subject.target.source.shape[1], dtype=torch.long, device=subject.device)
-        yield _Change(f"a `{source}` of the source that hides nothing", "source", {"source_mask": real})
+        yield _Change(f"{article(source)} `{source}` of the source that hides nothing", "source", {"source_mask": real})
 
 
 def _flags(subject: Subject) -> list[_Change]:

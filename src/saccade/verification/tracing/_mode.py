@@ -8,7 +8,7 @@ Shape legend: U units (a head of a batch item each), I / J rows of left and righ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -81,6 +81,11 @@ class TraceStep:
     taken: tuple[tuple[int, ...], ...]
     given: tuple[int, ...]
     location: Location | None
+
+
+def step_line(steps: Iterable[TraceStep], names: Collection[str]) -> Location | None:
+    """The line of the first step of one of these names whose line is known."""
+    return next((step.location for step in steps if step.name in names and step.location is not None), None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,11 +18,11 @@ from ..findings._finding import Location, Unmeasured
 from ..subject._inputs import NamedInputs
 from ..subject._subject import CallResult, Subject
 from ._fused import told
-from ._mode import ElementwiseFactor, TraceMode, TraceStep
+from ._mode import ElementwiseFactor, TraceMode, TraceStep, step_line
 from ._probe import copied, probed
 from ._units import TokenOwners, TracedAttention, attentions
 
-__all__ = ["TraceStep", "TracedAttention", "TracedCall", "measured", "traced"]
+__all__ = ["TraceStep", "TracedAttention", "TracedCall", "measured", "step_line", "traced"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,7 @@ class TracedCall:
 
     def line(self, *names: str) -> Location | None:
         """Where the last call of one of these names stands."""
-        found = [step.location for step in self.steps if step.name in names and step.location is not None]
-        return found[-1] if found else None
+        return step_line(reversed(self.steps), names)
 
 
 def traced(

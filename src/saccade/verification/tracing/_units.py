@@ -44,6 +44,10 @@ class TracedAttention:
     # "scores" "scale" "mask" "softmax" "dropout" "values" and more
     lines: Mapping[str, Location] = field(default_factory=dict)
 
+    def line(self, *kinds: str) -> Location | None:
+        """The source line of the first of these kinds that is known."""
+        return next((self.lines[kind] for kind in kinds if kind in self.lines), None)
+
 
 class TokenOwners:
     """Numbers for the tokens of all inputs, and whose they are: -1 is nobody's."""

@@ -50,10 +50,6 @@ class VisibleAttention:
         """(B, H, L, L) booleans: see `attends`."""
         return attends(self.seen)
 
-    def line(self, *kinds: str) -> Location | None:
-        """The source line of the first kind that is known."""
-        return next((self.seen.lines[kind] for kind in kinds if kind in self.seen.lines), None)
-
 
 def attends(traced: TracedAttention) -> Tensor:
     """(B, H, Lq, Lk) booleans: a weight that is not 0, NaN included, or is 0 only because its logit, which nothing

@@ -20,7 +20,7 @@ from ...subject._influence import is_causal
 from ...subject._inputs import NamedInputs
 from ...subject._steady import exact, steady, tolerance
 from ...subject._subject import Subject
-from ...tracing._trace import TraceStep, traced
+from ...tracing._trace import TraceStep, step_line, traced
 from ._cache_defects import POSITIONS, wrongly_kept
 from ._inside import not_emptied_line, written_line
 
@@ -329,11 +329,7 @@ def _joins(step: TraceStep) -> bool:
 def _line(subject: Subject, *groups: Sequence[str]) -> Location | None:
     """The last line that has a step of the first group that has any."""
     steps = _steps(subject)
-    for names in groups:
-        for step in reversed(steps):
-            if step.name in names:
-                return step.location
-    return None
+    return next((line for names in groups if (line := step_line(reversed(steps), names)) is not None), None)
 
 
 def _counting(subject: Subject) -> Location | None:

@@ -10,7 +10,7 @@ from functools import partial
 
 from ...findings._finding import Finding, Location
 from ...findings._words import spans
-from ...tracing._trace import TraceStep
+from ...tracing._trace import TraceStep, step_line
 from ...tracing._visible import steps_of
 from ...tracing._wiring import AttentionWiring
 from ._heads import HeadLayout, MisplacedRow, ScatteredFactor, heads, scattered, strayed
@@ -186,13 +186,7 @@ def _line(wiring: AttentionWiring, choose: Chosen) -> Location | None:
 def _first(names: tuple[str, ...], fits: Fits | None) -> Chosen:
     """The line of the first step of one of these names that fits."""
 
-    def choose(steps: tuple[TraceStep, ...]) -> Location | None:
-        for step in steps:
-            if step.name in names and step.location is not None and (fits is None or fits(step)):
-                return step.location
-        return None
-
-    return choose
+    return lambda steps: step_line((step for step in steps if fits is None or fits(step)), names)
 
 
 def _last(names: tuple[str, ...], fits: Fits) -> Chosen:

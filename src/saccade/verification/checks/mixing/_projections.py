@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from ....interception._tracing import memory_of
 from ...findings._finding import Finding, Inapplicable, Location, TargetError
 from ...findings._words import spans
 from ...subject._source import line_with, return_after, taken_twice
@@ -60,7 +61,7 @@ def _unused(wiring: AttentionWiring) -> list[str]:
     return [
         name
         for name, parameter in module.named_parameters()
-        if parameter.dim() > 1 and _parent(module, name) in beside and _memory(parameter) not in wiring.flow.touched
+        if parameter.dim() > 1 and _parent(module, name) in beside and memory_of(parameter) not in wiring.flow.touched
     ]
 
 
@@ -83,12 +84,8 @@ def _used_twice(wiring: AttentionWiring) -> list[tuple[PositionwiseMap, list[str
     assert wiring.subject.module is not None
     names: dict[int, list[str]] = {}
     for name, parameter in wiring.subject.module.named_parameters(remove_duplicate=False):
-        names.setdefault(_memory(parameter), []).append(name)
-    return [(group[-1], names.get(_memory(group[0].weight), [])) for group in seen.values() if len(group) > 1]
-
-
-def _memory(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.untyped_storage().data_ptr()
+        names.setdefault(memory_of(parameter), []).append(name)
+    return [(group[-1], names.get(memory_of(group[0].weight), [])) for group in seen.values() if len(group) > 1]
 
 
 def _shared(wiring: AttentionWiring, twice: list[tuple[PositionwiseMap, list[str]]], unused: list[str]) -> Finding:
