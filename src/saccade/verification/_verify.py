@@ -178,17 +178,20 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
             case ChildOutput():
                 printed = message.text
     findings += [_it_prints(printed)] if printed else []
-    if not looks.mixes and not any(one.family == "causal-blindness" for one in findings):
+    if not looks.mixes and not any(finding.family == "causal-blindness" for finding in findings):
         findings.append(_no_attention())
-    told, ended = explained(checks, findings, outcomes)
-    promised, leaks = job.promise.causal, any(one.family == "causal-leak" for one in told if one.severity == "error")
-    found = () if promised is not None or looks.causal is None or leaks else (_job.DIRECTIONS[looks.causal],)
+    explained_findings, ended = explained(checks, findings, outcomes)
+    promised, leaks = (
+        job.promise.causal,
+        any(finding.family == "causal-leak" for finding in explained_findings if finding.severity == "error"),
+    )
+    direction = () if promised is not None or looks.causal is None or leaks else (_job.DIRECTIONS[looks.causal],)
     return Report(
         job.target if isinstance(job.target, str) else name_of(job.target),
         called.called,
-        called.assumed + found,
+        called.assumed + direction,
         looks.causal if promised is None else promised,
-        told,
+        explained_findings,
         ended,
         time.perf_counter() - start,
         printed,
@@ -224,15 +227,15 @@ def _nothing_works(broken: TargetUnusable) -> Finding:
     doing, fix = _STAGES.get(broken.stage, ("starting", "Try it once more."))
     if broken.location is not None and broken.error.startswith(("NameError", "UnboundLocalError", "ImportError")):
         fix = "Import or define that name: this line fails in every call."
-    found = raised(None, broken.error, broken.location)
-    special = not found.message.startswith("A call of it raised ")  # memory, exit or a missing device
-    message = found.message if special else broken.error
+    finding = raised(None, broken.error, broken.location)
+    special = not finding.message.startswith("A call of it raised ")  # memory, exit or a missing device
+    message = finding.message if special else broken.error
     return replace(
-        found,
+        finding,
         check="robustness",
         message=f"No check could be run: {doing} failed. {message}",
         effect="Nothing can be tested until it can be constructed and called.",
-        fix=found.fix if special or ": it takes " in message else fix,
+        fix=finding.fix if special or ": it takes " in message else fix,
     )
 
 

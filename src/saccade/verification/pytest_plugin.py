@@ -61,8 +61,8 @@ def _is_asked_for(path: Path, config: pytest.Config) -> bool:
     """Whether pytest runs all, or names a folder or file that the target is in."""
     if config.args_source != pytest.Config.ArgsSource.ARGS:
         return True
-    named = [(config.invocation_params.dir / one.split("::")[0]).resolve() for one in config.args]
-    return any(path == one or one in path.parents for one in named)
+    named = [(config.invocation_params.dir / argument.split("::")[0]).resolve() for argument in config.args]
+    return any(path == folder or folder in path.parents for folder in named)
 
 
 class VerifiedTarget(pytest.Collector):
@@ -102,16 +102,16 @@ class Promises(pytest.Item):
 
     def runtest(self) -> None:
         report = self.parent.report
-        found = [one for one in report.findings if one.family == self.name]
-        errors = [finding_as_text(one) for one in found if one.severity == "error"]
+        findings = [finding for finding in report.findings if finding.family == self.name]
+        errors = [finding_as_text(finding) for finding in findings if finding.severity == "error"]
         if errors:
             raise BrokenPromise("\n\n".join(errors))
-        others = [finding_as_text(one) for one in found]
+        others = [finding_as_text(finding) for finding in findings]
         if others:
             self.add_report_section("call", "saccade", "\n\n".join(others))
-        outcomes = [one for one in report.outcomes if one.family == self.name]
-        if all(one.status != "passed" for one in outcomes):
-            pytest.skip("; ".join(one.reason for one in outcomes) or "no check could be run")
+        outcomes = [outcome for outcome in report.outcomes if outcome.family == self.name]
+        if all(outcome.status != "passed" for outcome in outcomes):
+            pytest.skip("; ".join(outcome.reason for outcome in outcomes) or "no check could be run")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, BrokenPromise | ValueError):

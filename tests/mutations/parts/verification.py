@@ -42,8 +42,8 @@ FAULTS = (
     Fault(
         "dropout-in-eval",
         CHECKS + "_dropout.py",
-        "found = list(_in_eval(off, still))",
-        "found = []",
+        "findings = list(_in_eval(off, still))",
+        "findings = []",
         (TESTS + "checks/test_dropout.py",),
         "Dropout in eval mode passes.",
     ),
@@ -186,8 +186,8 @@ FAULTS = (
     Fault(
         "calls-with-several-changes",
         "src/saccade/verification/subject/_variants.py",
-        "(one for one in calls if 0 < len(one) <= most)",
-        "(one for one in calls if len(one) == 1)",
+        "(call for call in calls if 0 < len(call) <= most)",
+        "(call for call in calls if len(call) == 1)",
         (TESTS + "test_other_calls.py",),
         "A mask and a flag are never given together.",
     ),

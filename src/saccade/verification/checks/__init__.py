@@ -29,4 +29,4 @@ _IN_ORDER: tuple[Any, ...] = (
     *(scale, softmax, causal_leak, causal_blindness, mask_meaning, padding, mixing, order, cache, precision, gradients),
     *(dropout, robustness, placement, compile, weights, model),
 )
-CHECKS: tuple[Check, ...] = tuple(one.CHECK for one in _IN_ORDER)
+CHECKS: tuple[Check, ...] = tuple(module.CHECK for module in _IN_ORDER)

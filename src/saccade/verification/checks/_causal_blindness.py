@@ -62,9 +62,9 @@ class _HeadVisibility:
     def distances(self) -> list[int] | None:
         """How far back queries see, where it is the same for all of them: [0, 1, 2] in a window of two before."""
         lower = self.lower
-        seen = [bool(lower.diagonal(-back).any()) for back in range(self.length)]
-        alike = all(bool(lower.diagonal(-back).all()) == seen[back] for back in range(self.length))
-        return [back for back, one in enumerate(seen) if one] if alike else None
+        visible = [bool(lower.diagonal(-back).any()) for back in range(self.length)]
+        alike = all(bool(lower.diagonal(-back).all()) == visible[back] for back in range(self.length))
+        return [back for back, sees in enumerate(visible) if sees] if alike else None
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
@@ -81,10 +81,10 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 def _findings_of(subject: Subject) -> Iterator[Finding]:
     views = _visibility(subject)
-    if not any(influence.off_diagonal(one.sees).any() for one in views):
+    if not any(influence.off_diagonal(view.sees).any() for view in views):
         raise Inapplicable("no output depends on another position's input")
-    longer = [one for one in views if one.length > _BATCH]  # as many as items, and they are taken for positions
-    if longer and all(one.distances() == [0] for one in longer) and _items_mix(subject):
+    longer = [view for view in views if view.length > _BATCH]  # as many as items, and they are taken for positions
+    if longer and all(view.distances() == [0] for view in longer) and _items_mix(subject):
         raise Inapplicable("no output depends on another position's input, but on other batch items, see mixing")
     if influence.is_causal(subject):
         yield from _causal(subject, views)
@@ -101,25 +101,25 @@ def _items_mix(subject: Subject) -> bool:
 
 
 def _visibility(subject: Subject) -> list[_HeadVisibility]:
-    told = {subject.promise.window} - {None} or subject.reading.windows
-    lengths = {*_LENGTHS, *(window + 3 for window in told if window is not None and window <= 200)}
-    found = influence.at_lengths(
+    windows = {subject.promise.window} - {None} or subject.reading.windows
+    lengths = {*_LENGTHS, *(window + 3 for window in windows if window is not None and window <= 200)}
+    by_length = influence.at_lengths(
         subject, lengths, lambda length: _seen_inside(subject, length) or _seen_outside(subject, length) or None
     )
-    return [one for each in found.values() for one in each]
+    return [view for each in by_length.values() for view in each]
 
 
 def _seen_inside(subject: Subject, length: int) -> list[_HeadVisibility]:
     """By the weights that multiply the values: exact, the diagonal included."""
     inputs = one_sequence(subject, _BATCH, length)
-    found = []
-    for one in self_attentions(subject, inputs):
-        attends = (one.attends & ~one.seen.weights.isnan()).cpu()
-        line = one.seen.line("mask")
+    views = []
+    for attention in self_attentions(subject, inputs):
+        attends = (attention.attends & ~attention.traced.weights.isnan()).cpu()
+        line = attention.traced.line("mask")
         for head in range(attends.shape[1]):
             # an item that sees less than another is told as what it sees
-            found.append(_HeadVisibility(length, attends[:, head].all(0), True, head, attends.shape[1], line))
-    return found
+            views.append(_HeadVisibility(length, attends[:, head].all(0), True, head, attends.shape[1], line))
+    return views
 
 
 def _seen_outside(subject: Subject, length: int) -> list[_HeadVisibility]:
@@ -135,16 +135,16 @@ def _seen_outside(subject: Subject, length: int) -> list[_HeadVisibility]:
 
 
 def _causal(subject: Subject, views: Sequence[_HeadVisibility]) -> Iterator[Finding]:
-    inputs = one_sequence(subject, _BATCH, max(one.length for one in views))
+    inputs = one_sequence(subject, _BATCH, max(view.length for view in views))
     steps = steps_of(subject, inputs)
-    line = next((one.line for one in views if one.line is not None), None) or masking_line(steps, inputs)
+    line = next((view.line for view in views if view.line is not None), None) or masking_line(steps, inputs)
     made = shaping_line(steps, inputs) or line
-    strict = [one for one in views if one.length > 1 and not one.lower.diagonal()[1:].any()]
+    strict = [view for view in views if view.length > 1 and not view.lower.diagonal()[1:].any()]
     if strict:
-        everywhere = len({one.head for one in strict}) == strict[0].heads
+        everywhere = len({view.head for view in strict}) == strict[0].heads
         yield _without_own(strict, views, made if everywhere else line)
         return
-    odd = [one for one in views if one.distances() is None or _skips_neighbour(one)]
+    odd = [view for view in views if view.distances() is None or _skips_neighbour(view)]
     if odd:
         yield _irregular(odd, views, made)
         return
@@ -152,17 +152,17 @@ def _causal(subject: Subject, views: Sequence[_HeadVisibility]) -> Iterator[Find
 
 
 def _without_own(strict: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility], line: Location | None) -> Finding:
-    one = max(strict, key=lambda view: (view.length <= 7, view.length))
-    row = one.length - 1
-    alone = not bool(one.lower[0].any())
+    view = max(strict, key=lambda view: (view.length <= 7, view.length))
+    row = view.length - 1
+    alone = not bool(view.lower[0].any())
     first = " Output 0 then sees nothing, which gives NaN or an average over all positions." if alone else ""
     return _finding(
         "error",
         f"Output {row} gives weight exactly 0 to input {row}, its own position"
-        f"{_where(one, strict, views)}, as every output after the first: the triangle of the mask leaves out its "
+        f"{_where(view, strict, views)}, as every output after the first: the triangle of the mask leaves out its "
         f"diagonal.{first}",
         _TRIANGLE + '; scores.masked_fill(~mask, float("-inf"))',
-        one,
+        view,
         line,
     )
 
@@ -174,18 +174,18 @@ def _skips_neighbour(visibility: _HeadVisibility) -> bool:
 
 def _irregular(odd: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility], line: Location | None) -> Finding:
     """A pattern that is not the same for each query."""
-    one = min(odd, key=lambda view: view.length)
-    lower = one.lower
+    view = min(odd, key=lambda view: view.length)
+    lower = view.lower
     missing = (~lower & torch.ones_like(lower).tril()).nonzero().tolist()
     near = all(bool(view.lower.diagonal().all()) and bool(view.lower.diagonal(-1).all()) for view in odd)
     if near and _is_fixed(views):
         return _finding(
             "warning",
-            f"Outputs see only some of the inputs before them{_where(one, odd, views)}: output "
+            f"Outputs see only some of the inputs before them{_where(view, odd, views)}: output "
             f"{missing[-1][0]} does not see input {missing[-1][1]}. It is the same at every length and looks like a "
             "sparse pattern.",
             "If this is not intended: " + _TRIANGLE,
-            one,
+            view,
             line,
         )
     rows = sorted({row for row, _ in missing})
@@ -195,11 +195,11 @@ def _irregular(odd: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility],
     lengths = f" At length {', '.join(map(str, clean))} it sees everything." if clean else ""
     return _finding(
         "error",
-        f"Output {row} does not see input {column}{own}{_where(one, odd, views)}; so it is for "
-        f"{len(missing)} pairs at length {one.length}.{lengths} The mask looks as if it was built for another length "
+        f"Output {row} does not see input {column}{own}{_where(view, odd, views)}; so it is for "
+        f"{len(missing)} pairs at length {view.length}.{lengths} The mask looks as if it was built for another length "
         "or shape.",
         _TRIANGLE + "  # with L the length of this call",
-        one,
+        view,
         line,
     )
 
@@ -207,8 +207,8 @@ def _irregular(odd: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility],
 def _is_fixed(views: Sequence[_HeadVisibility]) -> bool:
     """Whether what is seen at a short length is the corner of what is seen at a long one."""
     heads: dict[int | None, list[_HeadVisibility]] = {}
-    for one in views:
-        heads.setdefault(one.head, []).append(one)
+    for view in views:
+        heads.setdefault(view.head, []).append(view)
     return all(
         any(
             long.lower[: short.length, : short.length].equal(short.lower)
@@ -223,22 +223,22 @@ def _is_fixed(views: Sequence[_HeadVisibility]) -> bool:
 
 def _windowed(subject: Subject, views: Sequence[_HeadVisibility], line: Location | None) -> Iterator[Finding]:
     promised, configured = subject.promise.window, subject.reading.windows
-    longest = max(one.length for one in views)
-    long = [one for one in views if one.length == longest]
-    widths = sorted({one.reach for one in long})
+    longest = max(view.length for view in views)
+    long = [view for view in views if view.length == longest]
+    widths = sorted({view.reach for view in long})
     if promised is not None and longest >= promised + 2:
-        wrong = [one for one in long if one.reach != promised]
+        wrong = [view for view in long if view.reach != promised]
         if wrong:
             yield _window_error(wrong[0], wrong[0].reach, promised, "its author promises", wrong, views, line)
         return
     if promised is None and configured != {None}:
         yield from _not_configured(configured, long, line)
         return
-    full = all(one.is_full for one in views)
+    full = all(view.is_full for view in views)
     named, value = _named_window(subject)
     if value is not None and not full and len(widths) == 1 and widths[0] not in (value, value - 1) and promised is None:
-        one = next(view for view in views if view.length == longest)
-        yield _window_error(one, widths[0], value, f"its {named} says", [one], [one], line)
+        view = next(view for view in views if view.length == longest)
+        yield _window_error(view, widths[0], value, f"its {named} says", [view], [view], line)
     elif not full and promised is None:
         yield _window_found(views, longest, widths, line, value is not None or _mentions_window(subject))
 
@@ -248,15 +248,15 @@ def _not_configured(
 ) -> Iterator[Finding]:
     """A window that no layer has by the configuration, or one of it that no layer has. What is seen through several
     layers tells nothing of one."""
-    own = [one for one in views if one.own]
-    last = max((one.length for one in own), default=1) - 1
+    own = [view for view in views if view.own]
+    last = max((view.length for view in own), default=1) - 1
     windows = {last if window is None else min(window, last) for window in configured}
-    wrong = [one for one in own if one.reach not in windows]
-    lacking = windows - {one.reach for one in own}
+    wrong = [view for view in own if view.reach not in windows]
+    lacking = windows - {view.reach for view in own}
     if wrong or (own and lacking):
-        one = (wrong or own)[0]
-        told = min(lacking or windows, key=lambda window: abs(window - one.reach))
-        yield _window_error(one, one.reach, told, "its configuration asks for", [one], [one], line)
+        view = (wrong or own)[0]
+        expected = min(lacking or windows, key=lambda window: abs(window - view.reach))
+        yield _window_error(view, view.reach, expected, "its configuration asks for", [view], [view], line)
 
 
 def _window_error(
@@ -270,13 +270,13 @@ def _window_error(
 ) -> Finding:
     row = visibility.length - 1
     if reach > expected:
-        seen = f"Output {row} sees input {row - reach}, {reach} before it"
+        pair = f"Output {row} sees input {row - reach}, {reach} before it"
     else:
-        seen = f"Output {row} does not see input {row - reach - 1}, {reach + 1} before it"
+        pair = f"Output {row} does not see input {row - reach - 1}, {reach + 1} before it"
     counted = " (Counted with its own position, this is the requested window.)" if reach == expected - 1 else ""
     return _finding(
         "error",
-        f"{seen}{_where(visibility, among, views)}, where {by} a window of {expected} inputs before its own: it is "
+        f"{pair}{_where(visibility, among, views)}, where {by} a window of {expected} inputs before its own: it is "
         f"{'longer' if reach > expected else 'shorter'} by {abs(reach - expected)}.{counted}",
         f"mask = (i - j >= 0) & (i - j <= {expected})  # i = torch.arange(L)[:, None], j = torch.arange(L)",
         visibility,
@@ -300,28 +300,28 @@ def _mentions_window(subject: Subject) -> bool:
 def _window_found(
     views: Sequence[_HeadVisibility], longest: int, widths: Sequence[int], line: Location | None, meant: bool
 ) -> Finding:
-    some = [one for one in views if one.length == longest and not one.is_full]
-    one = some[0]
-    seen = one.distances() or [0]
-    gaps = [back for back in range(max(seen) + 1) if back not in seen]
+    some = [view for view in views if view.length == longest and not view.is_full]
+    view = some[0]
+    distances = view.distances() or [0]
+    gaps = [back for back in range(max(distances) + 1) if back not in distances]
     if gaps:
         return _finding(
             "warning",
-            f"Outputs see inputs {', '.join(map(str, seen[:6]))}{', ...' if len(seen) > 6 else ''} before "
-            f"their own and none between{_where(one, some, views)}: it looks like a dilated pattern.",
+            f"Outputs see inputs {', '.join(map(str, distances[:6]))}{', ...' if len(distances) > 6 else ''} before "
+            f"their own and none between{_where(view, some, views)}: it looks like a dilated pattern.",
             "If this is not intended: " + _TRIANGLE,
-            one,
+            view,
             line,
         )
-    width = max(seen)
+    width = max(distances)
     nobody = "" if meant else " Its source does not mention one: it may be a mask made for another length."
     return _finding(
         "warning" if meant else "error",
-        f"Output {one.length - 1} does not see input "
-        f"{one.length - 2 - width}{_where(one, some, views)}: it "
+        f"Output {view.length - 1} does not see input "
+        f"{view.length - 2 - width}{_where(view, some, views)}: it "
         f"looks like a window of {width} inputs before its own ({width + 1} with it).{nobody}",
         f"If it is meant, promise it: Promise(window={width}); if not: {_TRIANGLE}",
-        one,
+        view,
         line,
         {"windows": list(widths)},
     )
@@ -329,38 +329,38 @@ def _window_found(
 
 def _bidirectional(subject: Subject, views: Sequence[_HeadVisibility]) -> Iterator[Finding]:
     promised = subject.promise.causal is False
-    some = [one for one in views if one.length > 2]
-    upper = [one for one in some if not influence.above_diagonal(one.sees).any()]
+    some = [view for view in views if view.length > 2]
+    upper = [view for view in some if not influence.above_diagonal(view.sees).any()]
     if promised and upper:
-        one = max(upper, key=lambda view: (view.length <= 7, view.length))
+        view = max(upper, key=lambda view: (view.length <= 7, view.length))
         yield _finding(
             "error",
-            f"Output 0 does not see input {one.length - 1}, and no other output sees a later one"
-            f"{_where(one, upper, some)}, although it is declared bidirectional.",
+            f"Output 0 does not see input {view.length - 1}, and no other output sees a later one"
+            f"{_where(view, upper, some)}, although it is declared bidirectional.",
             "Leave out the causal mask (is_causal=False), or promise causal=True.",
-            one,
-            one.line,
+            view,
+            view.line,
         )
         return
-    odd = [one for one in some if not (influence.off_diagonal(one.sees)).equal(influence.off_diagonal(one.sees).mT)]
+    odd = [view for view in some if not (influence.off_diagonal(view.sees)).equal(influence.off_diagonal(view.sees).mT)]
     if odd and not upper:
-        one = min(odd, key=lambda view: view.length)
-        missing = (~one.sees).nonzero().tolist()
+        view = min(odd, key=lambda view: view.length)
+        missing = (~view.sees).nonzero().tolist()
         row, column = missing[0]
         clean = sorted({view.length for view in some if bool(view.sees.all())} - {view.length for view in odd})
         lengths = f" At length {', '.join(map(str, clean))} every output sees every input." if clean else ""
         pattern = "It is neither causal nor does every output see every input"
-        if not one.sees[:-1].tril().any():  # the last, with all scores alike, sees all, and with -inf nothing
+        if not view.sees[:-1].tril().any():  # the last, with all scores alike, sees all, and with -inf nothing
             pattern = "All outputs but the last see only later inputs: its causal mask is inverted"
         yield _finding(
             "error",
-            f"Output {row} does not see input {column}{_where(one, odd, some)}; so it is for "
-            f"{len(missing)} {'pair' if len(missing) == 1 else 'pairs'} at length {one.length}.{lengths} {pattern}"
+            f"Output {row} does not see input {column}{_where(view, odd, some)}; so it is for "
+            f"{len(missing)} {'pair' if len(missing) == 1 else 'pairs'} at length {view.length}.{lengths} {pattern}"
             + (": a mask made for one length is cut wrongly for others." if clean else "."),
             f"mask = {TRIANGLE}  # if it is to be causal, with L the length of this "
             "call; of a larger triangle mask[:L, :L]. If not, hide nothing.",
-            one,
-            one.line,
+            view,
+            view.line,
         )
         return
     yield from _band(subject, some)
@@ -368,17 +368,17 @@ def _bidirectional(subject: Subject, views: Sequence[_HeadVisibility]) -> Iterat
 
 def _band(subject: Subject, views: Sequence[_HeadVisibility]) -> Iterator[Finding]:
     """A window to both sides."""
-    longest = max((one.length for one in views), default=0)
-    for one in views:
-        reach = max(one.distances() or [0])
+    longest = max((view.length for view in views), default=0)
+    for view in views:
+        reach = max(view.distances() or [0])
         promised = subject.promise.window
-        if one.length != longest or (promised is None and one.is_full):
+        if view.length != longest or (promised is None and view.is_full):
             continue
         if promised is not None and longest >= promised + 2 and reach != promised:
-            yield _window_error(one, reach, promised, "its author promises", [one], [one], one.line)
+            yield _window_error(view, reach, promised, "its author promises", [view], [view], view.line)
             return
-        if promised is None and one.distances() is not None:
-            yield _finding("note", f"It looks like a window of {reach} inputs to each side.", "", one, one.line)
+        if promised is None and view.distances() is not None:
+            yield _finding("note", f"It looks like a window of {reach} inputs to each side.", "", view, view.line)
             return
 
 

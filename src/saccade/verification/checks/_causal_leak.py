@@ -50,7 +50,7 @@ class _LeakSize:
     def worst(self) -> tuple[int, int, int, int, float]:
         """item, head, output, input and size."""
         at = int(self.sizes.argmax())
-        item, head, row, column = (int(one) for one in torch.unravel_index(torch.tensor(at), self.sizes.shape))
+        item, head, row, column = (int(index) for index in torch.unravel_index(torch.tensor(at), self.sizes.shape))
         return item, head, row, column, float(self.sizes.flatten()[at])
 
 
@@ -86,15 +86,15 @@ def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
     if subject.promise.causal is None and (
         not _hides_later(list(whole.values())) or _hides_nothing(subject, max(whole))
     ):
-        found = _between_inside(subject)
-        return bool(found), found
+        findings = _between_inside(subject)
+        return bool(findings), findings
     leaks = [_LeakSize(length, influence.above_diagonal(sizes)) for length, sizes in whole.items()]
     leaks += [*_by_cuts(subject), *_in_other_modes(subject, max(whole))]
     leaks = [leak for leak in leaks if leak.sizes.any()]
     if leaks:
         return True, [_finding(subject, leaks, whole)]
     inside = self_attentions(subject, one_sequence(subject, _BATCH, max(whole)))
-    return True, weak_fill("causal-leak", (one.seen for one in inside))
+    return True, weak_fill("causal-leak", (attention.traced for attention in inside))
 
 
 def _by_cuts(subject: Subject) -> Iterator[_LeakSize]:
@@ -127,11 +127,11 @@ def _cut(subject: Subject, length: int, cuts: Sequence[int], way: str = "", spre
     side = "query" if subject.form == "cross" else "both"
     sizes: Tensor | None = None
     for cut in cuts:
-        found = influence.later(called, inputs, cut, side)  # type: ignore[arg-type]
+        changes = influence.later(called, inputs, cut, side)  # type: ignore[arg-type]
         if sizes is None:
-            sizes = found.new_zeros(*found.shape[:2], length, length)
+            sizes = changes.new_zeros(*changes.shape[:2], length, length)
         # booked under the first input that was changed
-        sizes[:, :, : cut + 1, cut + 1] = torch.maximum(sizes[:, :, : cut + 1, cut + 1], found)
+        sizes[:, :, : cut + 1, cut + 1] = torch.maximum(sizes[:, :, : cut + 1, cut + 1], changes)
     assert sizes is not None
     return _LeakSize(length, sizes, way)
 
@@ -157,38 +157,38 @@ def _hides_later(whole: Sequence[Tensor]) -> bool:
     """Whether it is causal, or mostly so, in some item and head at some length. A pattern that is the same in both
     directions (a window, dilation, global tokens) is not."""
     long = [sizes for sizes in whole if sizes.shape[-1] > 3] or whole  # of two or three positions half is nearly all
-    each = [one[None, None] for sizes in long for one in sizes.flatten(0, 1)]
-    some = [one for one in each if not bool(((one > 0) == (one > 0).mT).all())]
+    each = [head[None, None] for sizes in long for head in sizes.flatten(0, 1)]
+    some = [head for head in each if not bool(((head > 0) == (head > 0).mT).all())]
     return any(
-        influence.direction_of(one) == "causal"
-        or influence.hides_most(one)
-        or not bool(influence.above_diagonal(one.mT).any())  # inverted: later inputs are seen and no earlier ones
-        for one in some
+        influence.direction_of(head) == "causal"
+        or influence.hides_most(head)
+        or not bool(influence.above_diagonal(head.mT).any())  # inverted: later inputs are seen and no earlier ones
+        for head in some
     )
 
 
 def _hides_nothing(subject: Subject, length: int) -> bool:
     """Whether nothing inside hides a key, though large logits leave some with next to no weight."""
-    seen = self_attentions(subject, one_sequence(subject, _BATCH, length))
-    return bool(seen) and all(bool(one.attends.all()) for one in seen)
+    inside = self_attentions(subject, one_sequence(subject, _BATCH, length))
+    return bool(inside) and all(bool(attention.attends.all()) for attention in inside)
 
 
 def _between_inside(subject: Subject) -> list[Finding]:
     """Outputs that depend on all inputs, from heads of which some are causal, or with scores that were to be hidden."""
     length = max(_lengths(subject, _SHORT))
     inputs = one_sequence(subject, _BATCH, length)
-    for one in self_attentions(subject, inputs):
+    for attention in self_attentions(subject, inputs):
         upper = torch.ones(length, length, dtype=torch.bool).triu(1)
-        hidden = ~one.attends[..., upper].any(-1)  # (B, H): nothing later is seen
+        hidden = ~attention.attends[..., upper].any(-1)  # (B, H): nothing later is seen
         if hidden.any() and not hidden.all():
-            return [_partly_causal(subject, one, hidden, inputs)]
-        cause = _added_mask(one) or _filled_scores(one)
-        if cause is None and not influence.above_diagonal(one.attends).any():
-            cause = _zeroed_after([one])
-        if cause is not None and one.seen.normalised in ("key", "unknown", "none"):
+            return [_partly_causal(subject, attention, hidden, inputs)]
+        cause = _added_mask(attention) or _filled_scores(attention)
+        if cause is None and not influence.above_diagonal(attention.attends).any():
+            cause = _zeroed_after([attention])
+        if cause is not None and attention.traced.normalised in ("key", "unknown", "none"):
             leak = _LeakSize(length, influence.above_diagonal(influence.dependence(subject, length)))
             if not leak.sizes.any():  # too faint for the dtype of the output
-                leak = _LeakSize(length, influence.above_diagonal(one.weights), "weight")
+                leak = _LeakSize(length, influence.above_diagonal(attention.weights), "weight")
             return [_described(subject, leak, cause)]
     return []
 
@@ -206,7 +206,7 @@ def _partly_causal(subject: Subject, visible: VisibleAttention, hidden: Tensor, 
         _EFFECT,
         "Make the same mask reach every head and item: " + _FIX,
         {"heads": leaky, "items": items, "pair": [row, column], "weight": rounded(size)},
-        visible.seen.line("mask", "scores", "softmax"),
+        visible.traced.line("mask", "scores", "softmax"),
     )
 
 
@@ -220,7 +220,7 @@ _FUSED = "F.scaled_dot_product_attention(query, key, value, is_causal=True)"
 
 def _finding(subject: Subject, leaks: Sequence[_LeakSize], whole: dict[int, Tensor]) -> Finding:
     plain = [leak for leak in leaks if not leak.way]
-    leak = max(plain or leaks, key=lambda one: one.length if one.length in _SHORT else -one.length)
+    leak = max(plain or leaks, key=lambda size: size.length if size.length in _SHORT else -size.length)
     if leak.length in _LONG[:3] and not leak.way:  # every pair, where only cuts were tried
         whole = {**whole, leak.length: influence.dependence(subject, leak.length, _BATCH)}
         leak = _LeakSize(leak.length, influence.above_diagonal(whole[leak.length]))
@@ -234,22 +234,22 @@ def _described(subject: Subject, leak: _LeakSize, cause: _LeakCause, leaks: Sequ
     where += [f"batch item {item}", f"length {leak.length}"]
     verb = {"gradient": "has a gradient of", "weight": "gives a weight of"}.get(leak.way, "changes by")
     quiet = leak.way in ("gradient", "weight")
-    seen = (
+    message = (
         f"Output {row} {verb} {size:.3g} {'to' if quiet else 'when'} input {column}, which comes "
         f"later{'' if quiet else ', changes'} ({', '.join(where)}). {cause.words}"
     )
     if subject.flagged:
-        seen = f"With {subject.reading.causal_flag}=True: " + seen
+        message = f"With {subject.reading.causal_flag}=True: " + message
     pairs = (leak.sizes > 0).flatten(0, 1).any(0).nonzero().tolist()
     evidence = {
         "pairs": pairs[:20],
         "how_many": len(pairs),
         "largest": rounded(size),
         "length": leak.length,
-        "lengths": sorted({one.length for one in leaks} | {leak.length}),
-        "ways": sorted({one.way or "perturbation" for one in leaks} or {leak.way or "perturbation"}),
+        "lengths": sorted({each.length for each in leaks} | {leak.length}),
+        "ways": sorted({each.way or "perturbation" for each in leaks} or {leak.way or "perturbation"}),
     }
-    return Finding("causal-leak", "causal-leak", cause.severity, seen, _EFFECT, cause.fix, evidence, cause.location)
+    return Finding("causal-leak", "causal-leak", cause.severity, message, _EFFECT, cause.fix, evidence, cause.location)
 
 
 def _cause(subject: Subject, leak: _LeakSize, plain: Sequence[_LeakSize], whole: dict[int, Tensor]) -> _LeakCause:
@@ -267,15 +267,17 @@ def _cause(subject: Subject, leak: _LeakSize, plain: Sequence[_LeakSize], whole:
     if leak.way == "large inputs":
         return _LeakCause(f"Only where logits are large: {faint}", _FIX, line)
     inside = self_attentions(subject, inputs)
-    found = _other_cause(plain, inside, line) or next((cause for one in inside if (cause := _filled_scores(one))), None)
-    if found is None and inside and not any(influence.above_diagonal(one.attends).any() for one in inside):
-        found = _zeroed_after(inside) or _around_attention(subject, steps, leak.length)
-    if found is not None:
-        return found
+    known = _other_cause(plain, inside, line) or next(
+        (cause for attention in inside if (cause := _filled_scores(attention))), None
+    )
+    if known is None and inside and not any(influence.above_diagonal(attention.attends).any() for attention in inside):
+        known = _zeroed_after(inside) or _around_attention(subject, steps, leak.length)
+    if known is not None:
+        return known
     words = _pattern(leak, plain, whole, inside)
     if "triangle" in words:
         line = masking_line(steps, inputs, shape_first=True)
-    scores = next((one.seen.line("scores") for one in inside), None)
+    scores = next((attention.traced.line("scores") for attention in inside), None)
     fused = any(step.name == "scaled_dot_product_attention" for step in steps)
     return _LeakCause(words, _FUSED if fused else _FIX, line or scores)
 
@@ -284,15 +286,16 @@ def _other_cause(
     plain: Sequence[_LeakSize], inside: Sequence[VisibleAttention], line: Location | None
 ) -> _LeakCause | None:
     """What another check names as its own."""
-    for one in inside:
-        if one.seen.normalised in ("query", "head", "batch"):
+    for attention in inside:
+        axis = attention.traced.normalised
+        if axis in ("query", "head", "batch"):
             return _LeakCause(
-                f"The softmax runs over the {one.seen.normalised} axis, so that what comes later changes its sums.",
+                f"The softmax runs over the {axis} axis, so that what comes later changes its sums.",
                 "weights = scores.softmax(dim=-1)",
-                one.seen.line("softmax"),
+                attention.traced.line("softmax"),
                 "note",
             )
-        strict = ~one.attends.diagonal(dim1=-2, dim2=-1)[..., 1:].any(-1)
+        strict = ~attention.attends.diagonal(dim1=-2, dim2=-1)[..., 1:].any(-1)
         if strict.any() and all(not bool(each.sizes[..., 1:, :].any()) for each in plain):
             return _LeakCause(
                 "Output 0 may not even see itself, and then averages over everything.",
@@ -305,7 +308,7 @@ def _other_cause(
 
 def _added_mask(visible: VisibleAttention) -> _LeakCause | None:
     """A triangle of zeros and ones that is added to scores, as a boolean mask that was cast."""
-    line = visible.seen.line("triangle")
+    line = visible.traced.line("triangle")
     words = "A causal mask of zeros and ones is added to the scores: it changes weights by e at most, and hides none."
     return None if line is None else _LeakCause(words, _FIX, line)
 
@@ -320,24 +323,24 @@ def _filled_scores(visible: VisibleAttention) -> _LeakCause | None:
     varied = bool((weights[..., -1, :].amax(-1) > 1.001 * weights[..., -1, :].amin(-1)).all())
     if length < 4 or not (even and varied):
         return None
-    fill = None if visible.seen.logits is None else float(visible.seen.logits[..., 0, -1].flatten()[0])
+    fill = None if visible.traced.logits is None else float(visible.traced.logits[..., 0, -1].flatten()[0])
     number = "a number" if fill is None else f"{fill:.3g}"
     zero = " exp(0) is 1, not 0." if fill == 0 else ""
     return _LeakCause(
         f"All later scores are {number} instead of -inf before the softmax, so they keep weight.{zero}",
         _FIX,
-        visible.seen.line("mask", "scores", "softmax"),
+        visible.traced.line("mask", "scores", "softmax"),
     )
 
 
 def _zeroed_after(inside: Sequence[VisibleAttention]) -> _LeakCause | None:
     """Later weights are 0, and rows do not sum to 1: the sum of the softmax has counted them."""
-    for one in inside:
-        if bool((one.weights.sum(-1)[..., :-1] < 0.999).all()):
+    for attention in inside:
+        if bool((attention.weights.sum(-1)[..., :-1] < 0.999).all()):
             return _LeakCause(
                 "Later weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1.",
                 _FIX,
-                one.seen.line("mask", "softmax"),
+                attention.traced.line("mask", "softmax"),
             )
     return None
 
@@ -345,7 +348,7 @@ def _zeroed_after(inside: Sequence[VisibleAttention]) -> _LeakCause | None:
 def _around_attention(subject: Subject, steps: Sequence[TraceStep], length: int) -> _LeakCause:
     """The attention itself is causal, and outputs are not."""
     words = "The weights of later inputs are exactly 0: the leak is not in the attention, but "
-    if any(one.severity == "error" for one in mixing.CHECK.run(subject.fresh())):
+    if any(finding.severity == "error" for finding in mixing.CHECK.run(subject.fresh())):
         return _LeakCause(
             words + "what is done with its output. Probably follows from mixing.",
             "out = out.transpose(1, 2).reshape(B, L, H * D)",
@@ -364,14 +367,14 @@ def _pattern(
     leak: _LeakSize, plain: Sequence[_LeakSize], whole: dict[int, Tensor], inside: Sequence[VisibleAttention]
 ) -> str:
     """Which outputs, heads, items and lengths, in a sentence or two."""
-    seen = leak.sizes > 0
-    union = seen.flatten(0, 1).any(0)
+    visible = leak.sizes > 0
+    union = visible.flatten(0, 1).any(0)
     depends = influence.off_diagonal(whole[leak.length] > 0).flatten(0, 1).any(0) if leak.length in whole else union
-    words = [_shape(union, depends), *_some_heads(seen, inside)]
-    items = seen.any(-1).any(-1).any(1)
+    words = [_shape(union, depends), *_some_heads(visible, inside)]
+    items = visible.any(-1).any(-1).any(1)
     if not items.all():
         words.append(f"Only batch item {_listed(items.nonzero().flatten().tolist())}.")
-    clean = sorted(set(whole) - {one.length for one in plain} - {2})
+    clean = sorted(set(whole) - {leak_size.length for leak_size in plain} - {2})
     if clean:
         words.append(f"Not at length {_listed(clean)}.")
     return " ".join(words)
@@ -381,7 +384,10 @@ def _some_heads(visible: Tensor, inside: Sequence[VisibleAttention]) -> Iterator
     """The heads that leak, where others do not; a module's heads are merged in its output, and seen inside."""
     leaky = [(0, visible.any(-1).any(-1).any(0))] if visible.shape[1] > 1 else []
     if not leaky:
-        leaky = [(one.number, influence.above_diagonal(one.attends).any(-1).any(-1).any(0)) for one in inside]
+        leaky = [
+            (attention.number, influence.above_diagonal(attention.attends).any(-1).any(-1).any(0))
+            for attention in inside
+        ]
     for number, heads in leaky:
         if heads.any() and not heads.all():
             layer = f" in attention {number + 1} of {len(leaky)}" if len(leaky) > 1 else ""
@@ -407,7 +413,7 @@ def _shape(union: Tensor, depends: Tensor) -> str:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(str(one) for one in numbers[:8]) + (", ..." if len(numbers) > 8 else "")
+    return ", ".join(str(number) for number in numbers[:8]) + (", ..." if len(numbers) > 8 else "")
 
 
 CHECK = Check(

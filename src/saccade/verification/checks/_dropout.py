@@ -39,13 +39,13 @@ def _run(subject: Subject) -> Iterator[Finding]:
     inputs = subject.inputs(2, LENGTH)
     unasked = _with_default(subject)
     if unasked is not None:
-        found = list(_in_eval(unasked, follow_randomness(unasked, inputs)))
-        if found:
-            yield from found
+        findings = list(_in_eval(unasked, follow_randomness(unasked, inputs)))
+        if findings:
+            yield from findings
             return
-    found = list(_under_a_mask(subject))
-    if found:
-        yield from found
+    findings = list(_under_a_mask(subject))
+    if findings:
+        yield from findings
         return
     quiet = follow_randomness(subject, inputs)
     on, off = _on_and_off(subject, rates)
@@ -54,14 +54,14 @@ def _run(subject: Subject) -> Iterator[Finding]:
             raise Inapplicable("it has no dropout")
         on = off = subject
     still = follow_randomness(off, inputs)
-    found = list(_in_eval(off, still))
-    if found:
-        yield from found
+    findings = list(_in_eval(off, still))
+    if findings:
+        yield from findings
         return
     with on.training():
         runs = [follow_randomness(on, inputs, seed=seed) for seed in range(DRAWS)]
-    found = list(_wrong_place(runs)) or list(_on_weights(runs, still, bool(rates)))
-    yield from found or _inactive(subject, rates, runs)
+    findings = list(_wrong_place(runs)) or list(_on_weights(runs, still, bool(rates)))
+    yield from findings or _inactive(subject, rates, runs)
 
 
 def _on_and_off(subject: Subject, rates: tuple[DropoutRate, ...]) -> tuple[Subject | None, Subject]:
@@ -136,7 +136,7 @@ def _in_eval(off: Subject, still: FollowedCall, given: str = "", **masks: Any) -
     again = follow_randomness(off, off.inputs(2, LENGTH), seed=1, **masks).out
     if torch.equal(still.out, again):
         return
-    draw = next(one for one in still.draws if drops((one,)))
+    draw = next(drawn for drawn in still.draws if drops((drawn,)))
     change = float((still.out - again).abs().max())
     where = "in eval mode" if off.module is not None else "without dropout being asked for"
     yield _error(
@@ -161,14 +161,14 @@ def _wrong_place(runs: list[FollowedCall]) -> Iterator[Finding]:
             {"acts_on": how},
             draw.location,
         )
-    elif any(one.on_values is not None and one.draw is None for one in run.products):
-        found = next(one.on_values for one in run.products if one.on_values is not None)
+    elif any(product.on_values is not None and product.draw is None for product in run.products):
+        draw_on_values = next(product.on_values for product in run.products if product.on_values is not None)
         yield _error(
             "In training, dropout acts on the values and not on the weights.",
             "Every query loses the same entries, which adds far more noise than dropping single weights.",
             "Drop the weights: self.dropout(weights) @ v.",
             {"acts_on": "values"},
-            found.location,
+            draw_on_values.location,
         )
 
 
@@ -178,12 +178,12 @@ def _on_weights(runs: list[FollowedCall], still: FollowedCall, declared: bool) -
             continue
         base = still.products[at] if len(still.products) == len(runs[0].products) else None
         factors = [_factors(run.products[at], base) for run in runs if len(run.products) > at]
-        there = [one for one in factors if one is not None]
+        there = [factor for factor in factors if factor is not None]
         # a layer that is left out at random (layerdrop) moves all products after it to another place
-        there = [one for one in there if one.shape == there[0].shape]
-        found = _finding_of(torch.stack(there), product.draw, declared) if there else None
-        if found is not None:
-            yield found
+        there = [tensor for tensor in there if tensor.shape == there[0].shape]
+        finding = _finding_of(torch.stack(there), product.draw, declared) if there else None
+        if finding is not None:
+            yield finding
             return
 
 
@@ -279,18 +279,18 @@ def _dropped_together(dropped: Tensor, there: Tensor) -> str | None:
 
 def _inactive(subject: Subject, rates: tuple[DropoutRate, ...], runs: list[FollowedCall]) -> Iterator[Finding]:
     active = any(not torch.equal(runs[0].out, run.out) for run in runs[1:])
-    on_weights = not runs[0].products or any(one.draw is not None for one in runs[0].products)
-    modules = [one for one in rates if not one.name]
+    on_weights = not runs[0].products or any(product.draw is not None for product in runs[0].products)
+    modules = [rate for rate in rates if not rate.name]
     if not active:
-        declared = modules or [one for one in rates if one.value > 0]
+        declared = modules or [rate for rate in rates if rate.value > 0]
         if declared:
             yield _unused(subject, declared[0], "Nothing is ever dropped.")
         return
     if on_weights:
         return
-    for one in modules:
-        if not _has_effect(subject, rates, one):
-            yield _unused(subject, one, "The weights are never dropped.")
+    for rate in modules:
+        if not _has_effect(subject, rates, rate):
+            yield _unused(subject, rate, "The weights are never dropped.")
             return
 
 

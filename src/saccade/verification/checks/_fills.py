@@ -21,11 +21,15 @@ _EXPONENT = 87.0  # exp(-87) is the smallest number of float32 that is not round
 
 def weak_fill(check: str, calls: Iterable[TracedAttention]) -> list[Finding]:
     """A warning where hidden scores hold a finite number that large logits fall below; [] where none does."""
-    for seen in calls:
-        if seen.logits is None or seen.logits.shape != seen.weights.shape or seen.normalised != "key":
+    for attention in calls:
+        if (
+            attention.logits is None
+            or attention.logits.shape != attention.weights.shape
+            or attention.normalised != "key"
+        ):
             continue
-        visible = attends(seen)
-        hidden, others = seen.logits[~visible & seen.logits.isfinite()], seen.logits[visible]
+        visible = attends(attention)
+        hidden, others = attention.logits[~visible & attention.logits.isfinite()], attention.logits[visible]
         if not hidden.numel() or not others.numel() or float(fill := hidden.max()) < _REACHED:
             continue
         if float(fill) > float(others.min()) - _EXPONENT:
@@ -41,7 +45,7 @@ def weak_fill(check: str, calls: Iterable[TracedAttention]) -> list[Finding]:
                 "Training can drive logits there: hidden positions are then attended to, and nothing raises.",
                 'scores = scores.masked_fill(~mask, float("-inf"))  # or torch.finfo(scores.dtype).min',
                 {"fill": rounded(float(fill)), "leaks_below": rounded(leaks)},
-                seen.line("mask", "scores", "softmax"),
+                attention.line("mask", "scores", "softmax"),
             )
         ]
     return []

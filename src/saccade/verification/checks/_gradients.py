@@ -77,12 +77,12 @@ def _run(subject: Subject) -> Iterator[Finding]:
         raise Unmeasured("its output is not finite")
     if not torch.equal(out, again):
         raise Unmeasured("two calls of it differ, so that it has no derivative")
-    found = list(_missing(point, out)) or list(_from_backward(point))
-    if point.exact and any("not_finite" in one.evidence for one in found):
+    findings = list(_missing(point, out)) or list(_from_backward(point))
+    if point.exact and any("not_finite" in finding.evidence for finding in findings):
         # a mask of the least float64 is -inf where the softmax is taken in float32
-        found = list(_from_backward(_in_own_dtype(with_rates(subject, rates_of(subject), 0.0))))
-    yield from found
-    if not found:
+        findings = list(_from_backward(_in_own_dtype(with_rates(subject, rates_of(subject), 0.0))))
+    yield from findings
+    if not findings:
         yield from at_the_start(subject)
 
 
@@ -108,8 +108,8 @@ def _in_own_dtype(quiet: Subject) -> _DerivativePoint:
 
 def _tensors(subject: Subject, inputs: NamedInputs) -> dict[str, Tensor]:
     named = {} if subject.module is None else dict(subject.module.named_parameters())
-    tensors = {name: one for name, one in named.items() if one.requires_grad and one.numel()}
-    return tensors | {f"input {name}": one for name, one in inputs.tensors.items() if one.is_floating_point()}
+    tensors = {name: tensor for name, tensor in named.items() if tensor.requires_grad and tensor.numel()}
+    return tensors | {f"input {name}": tensor for name, tensor in inputs.tensors.items() if tensor.is_floating_point()}
 
 
 def _missing(point: _DerivativePoint, out: Tensor) -> Iterator[Finding]:
@@ -146,8 +146,8 @@ def _from_backward(point: _DerivativePoint) -> Iterator[Finding]:
     except RuntimeError as error:
         yield _backward_raised(point, error)
         return
-    found = dict(zip(point.tensors, grads, strict=True))
-    bad = [name for name, grad in found.items() if not grad.isfinite().all()]
+    gradients = dict(zip(point.tensors, grads, strict=True))
+    bad = [name for name, grad in gradients.items() if not grad.isfinite().all()]
     if bad:
         yield _error(
             f"The output is finite, but the gradient of {_listed(bad)} holds NaN or Inf.",
@@ -158,8 +158,8 @@ def _from_backward(point: _DerivativePoint) -> Iterator[Finding]:
             _step_of(point, _STEEP),
         )
         return
-    cut = list(_cut_off(point, found))
-    yield from cut or _wrong_values(point, found)
+    cut = list(_cut_off(point, gradients))
+    yield from cut or _wrong_values(point, gradients)
 
 
 def _cut_off(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Finding]:
@@ -230,33 +230,33 @@ def _wrong_values(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator
     """Gradients that are not what finite differences say."""
     if not point.exact or jumps_of(point.subject) is not None:
         return  # differences mean nothing of what moves in jumps, which precision tells
-    directions = {name: _direction(one) for name, one in point.tensors.items()}
-    scales = {name: float(grads[name].norm() * one.square().mean().sqrt()) for name, one in directions.items()}
+    directions = {name: _direction(tensor) for name, tensor in point.tensors.items()}
+    scales = {name: float(grads[name].norm() * drawn.square().mean().sqrt()) for name, drawn in directions.items()}
     # what moves the loss a hundred thousand times less than something else does is rounding (the bias of the keys)
     noise, least = _noise(point), 1e-5 * max(scales.values())
     worst: tuple[float, str, float, float] | None = None
     names = []
     for name in list(grads)[-AT_MOST:]:
         direction = directions[name]
-        told = float((grads[name] * direction).sum())
-        scale = max(scales[name], abs(told), least)
-        true = _measured(point, name, direction, told, scale, noise)
+        slope = float((grads[name] * direction).sum())
+        scale = max(scales[name], abs(slope), least)
+        true = _measured(point, name, direction, slope, scale, noise)
         if true is None:
             continue
         names.append(name)
-        off = abs(told - true) / max(scale, abs(true))
+        off = abs(slope - true) / max(scale, abs(true))
         if worst is None or off > worst[0]:
-            worst = (off, name, told, true)
+            worst = (off, name, slope, true)
     if worst is None:
         return
-    _, name, told, true = worst
+    _, name, slope, true = worst
     yield _error(
-        f"The gradient of {_listed(names)} is wrong: along one direction of {name}, backward says {told:.3g} and the"
+        f"The gradient of {_listed(names)} is wrong: along one direction of {name}, backward says {slope:.3g} and the"
         f" output changes by {true:.3g} (central differences in float64).",
         "Training does not follow the gradient of the loss, and learns less or nothing.",
         "Correct the backward of the autograd.Function or hook on the way, or take out the .detach() that cuts part of"
         " it; torch.autograd.gradcheck tests it.",
-        {"wrong": names, "backward": told, "differences": true},
+        {"wrong": names, "backward": slope, "differences": true},
         _own_backward(point.out()) or _cut_at(point),
     )
 
@@ -269,13 +269,13 @@ def _measured(
     router that chooses another expert, rounding): of it each step says something else."""
     true, last = None, 0.0
     for step in STEPS:
-        found = _difference(point, point.tensors[name], direction, step)
-        allowed = TOLERANCE * max(scale, abs(found))
+        difference = _difference(point, point.tensors[name], direction, step)
+        allowed = TOLERANCE * max(scale, abs(difference))
         if noise / step > allowed:
             break
-        if abs(value - found) <= allowed:
+        if abs(value - difference) <= allowed:
             return None
-        true, last = found, step
+        true, last = difference, step
     if true is None:
         return None
     again = _difference(point, point.tensors[name], direction, last / 2)
@@ -300,10 +300,10 @@ def _noise(point: _DerivativePoint) -> float:
             values.append(point.value())
         for tensor, old in zip(point.tensors.values(), kept, strict=True):
             tensor.copy_(old)
-    seen = torch.tensor(values, dtype=torch.float64)
+    losses = torch.tensor(values, dtype=torch.float64)
     powers = at[:, None] ** torch.arange(3)
-    left = seen - powers @ torch.linalg.lstsq(powers, seen[:, None]).solution[:, 0]
-    return 20 * max(float(left.abs().max()), torch.finfo(torch.float64).eps * float(seen.abs().max()))
+    left = losses - powers @ torch.linalg.lstsq(powers, losses[:, None]).solution[:, 0]
+    return 20 * max(float(left.abs().max()), torch.finfo(torch.float64).eps * float(losses.abs().max()))
 
 
 def _difference(point: _DerivativePoint, tensor: Tensor, direction: Tensor, step: float) -> float:
@@ -333,11 +333,11 @@ class _GraphBreaks(FunctionMode):
         self.found: list[tuple[int, Location]] = []
 
     def sees(self, call: FunctionCall) -> None:
-        if any(one.requires_grad for one in call.given) and (where := location_here()) is not None:
-            for one in tree_leaves(call.result):
-                cut = isinstance(one, Tensor) and not one.requires_grad and one.dtype != torch.bool
-                if cut or type(one) is float:
-                    self.found.append((one.numel() if isinstance(one, Tensor) else 1, where))
+        if any(tensor.requires_grad for tensor in call.given) and (where := location_here()) is not None:
+            for tensor in tree_leaves(call.result):
+                cut = isinstance(tensor, Tensor) and not tensor.requires_grad and tensor.dtype != torch.bool
+                if cut or type(tensor) is float:
+                    self.found.append((tensor.numel() if isinstance(tensor, Tensor) else 1, where))
 
 
 def _cut_at(point: _DerivativePoint) -> Location | None:
@@ -346,7 +346,7 @@ def _cut_at(point: _DerivativePoint) -> Location | None:
         point.out()
     if not cuts.found:
         return _step_of(point, _FLAT)
-    cut = max(cuts.found, key=lambda one: one[0])[1]
+    cut = max(cuts.found, key=lambda pair: pair[0])[1]
     return block_around(point.subject, cut, "no_grad", "inference_mode") or cut
 
 
@@ -361,16 +361,16 @@ def _step_of(point: _DerivativePoint, names: tuple[str, ...]) -> Location | None
 
 def _own_backward(out: Tensor) -> Location | None:
     """Where the backward of an autograd.Function of the target's own stands."""
-    nodes, seen = [out.grad_fn], set()
+    nodes, visited = [out.grad_fn], set()
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
-        nodes += [one for one, _ in node.next_functions]
+        visited.add(node)
+        nodes += [function for function, _ in node.next_functions]
         kind = getattr(type(node), "_forward_cls", None)
-        if kind is not None and (found := function_line(kind.backward)) is not None:
-            return found
+        if kind is not None and (line := function_line(kind.backward)) is not None:
+            return line
     return None
 
 

@@ -32,25 +32,25 @@ def at_the_start(subject: Subject) -> Iterator[Finding]:
     """What the initial weights of a module do, if it is one of these; at most one."""
     if subject.module is None or subject.form in ("attention", "tokens"):
         return
-    found = next(_of_logits(subject), None) or _vanishing(subject)
-    if found is not None:
-        yield found
+    finding = next(_of_logits(subject), None) or _vanishing(subject)
+    if finding is not None:
+        yield finding
 
 
 def _of_logits(subject: Subject) -> Iterator[Finding]:
     """Softmaxes that are one-hot for inputs of variance 1, and logits that are all 0."""
-    for one in attentions_of(subject, subject.inputs(2, 7)):
-        if one.logits is None or one.normalised != "key" or one.source == "probed":
+    for attention in attentions_of(subject, subject.inputs(2, 7)):
+        if attention.logits is None or attention.normalised != "key" or attention.source == "probed":
             continue
-        weights = one.weights.float()
+        weights = attention.weights.float()
         rows = (weights > 0).sum(-1) > 2
-        finite = one.logits[one.logits.isfinite() & (one.logits > -1e4)].float()
+        finite = attention.logits[attention.logits.isfinite() & (attention.logits > -1e4)].float()
         if not rows.any() or finite.numel() < 2:
             continue
         top, spread = float(weights.amax(-1)[rows].mean()), float(finite.std())
         evidence = {"largest_weight": round(top, 5), "logits_std": round(spread, 5)}
         where = line_with(subject, r"init\.\w+_\(|\.(zero|fill|normal|uniform)_\(")
-        where = where or one.line("softmax", "scores")
+        where = where or attention.line("softmax", "scores")
         if top >= SATURATED and spread >= SATURATED_LOGITS:
             yield _finding(
                 "error",
@@ -89,25 +89,30 @@ def _leaves_zero(subject: Subject) -> bool:
     """Whether logits that are all 0 are so no more after one step against the gradient."""
     moved = subject.fresh()
     inputs = moved.inputs(2, 7)
-    parameters = [one for one in moved.module.parameters() if one.requires_grad] if moved.module is not None else []
+    parameters = (
+        [weight for weight in moved.module.parameters() if weight.requires_grad] if moved.module is not None else []
+    )
     out = moved(inputs).out
     towards = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out)
-    found = torch.autograd.grad((out * towards).sum(), parameters, allow_unused=True)
+    gradients = torch.autograd.grad((out * towards).sum(), parameters, allow_unused=True)
     with torch.no_grad():
-        for parameter, gradient in zip(parameters, found, strict=True):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             if gradient is not None:
                 parameter.sub_(gradient, alpha=0.01)
-        seen = measured(moved, inputs)
-    return any(one.logits is not None and bool(one.logits[one.logits.isfinite()].any()) for one in seen)
+        after = measured(moved, inputs)
+    return any(
+        attention.logits is not None and bool(attention.logits[attention.logits.isfinite()].any())
+        for attention in after
+    )
 
 
 def _vanishing(subject: Subject) -> Finding | None:
     """An output that hardly differs between inputs, in which the gradient must be as small."""
     with torch.no_grad(), seeded(0):
-        one = subject(subject.inputs(2, 7)).out.double()
+        before = subject(subject.inputs(2, 7)).out.double()
     with torch.no_grad(), seeded(0):
         other = subject(subject.inputs(2, 7, seed=5)).out.double()
-    change, size = float((one - other).abs().mean()), float(one.abs().mean())
+    change, size = float((before - other).abs().mean()), float(before.abs().mean())
     if not 0 < change < VANISHING * size:
         return None
     return _finding(

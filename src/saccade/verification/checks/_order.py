@@ -56,10 +56,10 @@ def _run(subject: Subject) -> Iterator[Finding]:
         else:
             yield from _findings_of(plain, _moved(plain, _ORDER, "key"))
         return
-    found = direction(subject)
-    if found == "neither":
+    way = direction(subject)
+    if way == "neither":
         raise Unmeasured("some outputs see later inputs and some do not, see causal-leak and causal-blindness")
-    if found == "causal":
+    if way == "causal":
         yield from _findings_of(subject, _moved(plain, _BEFORE_LAST, last=True))
     else:
         yield from _findings_of(subject, _moved(plain, _ORDER))
@@ -69,8 +69,8 @@ def _run(subject: Subject) -> Iterator[Finding]:
 def _wrong_rotations(subject: Subject) -> Iterator[Finding]:
     """Rotations by angles that no position decides: they turn queries and keys alike, and leave the scores as they
     were."""
-    found = _rotations(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
-    if any(one.by_position for one in found) or not any(one.otherwise for one in found):
+    rotations = _rotations(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
+    if any(rotation.by_position for rotation in rotations) or not any(rotation.otherwise for rotation in rotations):
         return
     yield _error(
         "Queries and keys are rotated by angles that differ between heads or batch items, not between positions: the "
@@ -78,8 +78,8 @@ def _wrong_rotations(subject: Subject) -> Iterator[Finding]:
         "Queries and keys of a head are turned by one angle, which leaves their products as they were: the model sees "
         "a bag of words.",
         "cos, sin = cos[None, None], sin[None, None]  # (1, 1, L, D) for q, k of (B, H, L, D); L = q.shape[-2]",
-        {"rotations": len(found)},
-        found[0].location,
+        {"rotations": len(rotations)},
+        rotations[0].location,
     )
 
 
@@ -95,13 +95,17 @@ def _wrong_products(subject: Subject) -> Iterator[Finding]:
     inputs = subject.one_sequence(subject.inputs(2, _LENGTH)).permuted([0] * _LENGTH)
     looked = traced(subject, inputs)
     rotating = list(_rotating(looked.factors))
-    if looked.tokens is None or not rotating or not all(_is_even(one, looked.tokens) for one in rotating):
+    if looked.tokens is None or not rotating or not all(_is_even(factor, looked.tokens) for factor in rotating):
         return  # none; or of places in an image: no function of one distance
-    for seen in looked.attentions:
-        if seen.value is None or seen.query.shape[-2] != seen.key.shape[-2] or _spread(seen.value.mT) > _SAME:
+    for attention in looked.attentions:
+        if (
+            attention.value is None
+            or attention.query.shape[-2] != attention.key.shape[-2]
+            or _spread(attention.value.mT) > _SAME
+        ):
             continue
-        query, key = seen.query.detach().double(), seen.key.detach().double()
-        off = min(_off_diagonals(one @ key.mT) for one in (query, query / query.norm(dim=-1, keepdim=True)))
+        query, key = attention.query.detach().double(), attention.key.detach().double()
+        off = min(_off_diagonals(rotated @ key.mT) for rotated in (query, query / query.norm(dim=-1, keepdim=True)))
         if off > _SAME:
             yield _error(
                 f"The product of a rotated query and a rotated key depends on their places, not on their distance "
@@ -143,7 +147,7 @@ def _moved(subject: Subject, order: Sequence[int], side: Side = "both", *, last:
     """How far outputs of inputs in this order are from the outputs in this order, over what a right answer may differ
     by. Of the keys' order outputs keep theirs. `last`: of the last output alone."""
     inputs = subject.inputs(2, len(order))
-    out, permuted = (steady(subject, one).out for one in (inputs, inputs.permuted(order, side)))
+    out, permuted = (steady(subject, given).out for given in (inputs, inputs.permuted(order, side)))
     wanted = out
     if last:
         wanted, permuted = out[..., -1, :], permuted[..., -1, :]
@@ -224,16 +228,16 @@ def _line_of_use(subject: Subject) -> Location | None:
 
 def _line_of_loss(subject: Subject) -> Location | None:
     """Where positions are thrown away or become all the same; else where they are used, or made."""
-    found = positions(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
-    last = [lines[-1] for lines in (found.used, found.made) if lines]
-    return thrown_away(subject) or next(iter([*found.lost, *last]), None)
+    lines_of = positions(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
+    last = [lines[-1] for lines in (lines_of.used, lines_of.made) if lines]
+    return thrown_away(subject) or next(iter([*lines_of.lost, *last]), None)
 
 
 def _table(subject: Subject) -> str | None:
     """A learned table of positions that the target declares."""
     if subject.module is None or subject.form != "self":
         return None
-    named = (name for name, one in subject.module.named_parameters() if one.dim() >= 2)
+    named = (name for name, tensor in subject.module.named_parameters() if tensor.dim() >= 2)
     return next((name.removesuffix(".weight") for name in named if _TABLE.search(name)), None)
 
 
@@ -268,20 +272,20 @@ def _rotations(subject: Subject, inputs: NamedInputs) -> tuple[_RotatedRows, ...
     """Those of one call whose angles differ from 0 and whose rows' positions are known."""
     looked = traced(subject, inputs)
     assert looked.tokens is not None
-    known = [(one, _positions(one, looked.tokens)) for one in _rotating(looked.factors)]
-    return tuple(_rotation(one, positions) for one, positions in known if positions is not None)
+    known = [(factor, _positions(factor, looked.tokens)) for factor in _rotating(looked.factors)]
+    return tuple(_rotation(factor, positions) for factor, positions in known if positions is not None)
 
 
 def _rotating(factors: tuple[ElementwiseFactor, ...]) -> Iterator[ElementwiseFactor]:
     """Complex numbers of size 1, and cosines that have sines beside them."""
-    for one in factors:
-        if one.numbers.is_complex() and _is_one(one.numbers.abs()) and not _is_trivial(one.numbers.imag):
-            yield one
-    real = [one for one in factors if one.numbers.is_floating_point() and not _is_trivial(one.numbers)]
-    for one, other in permutations(real, 2):
-        fits = one.numbers.shape == other.numbers.shape
-        if fits and _is_one(one.numbers.double() ** 2 + other.numbers.double() ** 2):
-            yield one
+    for factor in factors:
+        if factor.numbers.is_complex() and _is_one(factor.numbers.abs()) and not _is_trivial(factor.numbers.imag):
+            yield factor
+    real = [factor for factor in factors if factor.numbers.is_floating_point() and not _is_trivial(factor.numbers)]
+    for factor, other in permutations(real, 2):
+        fits = factor.numbers.shape == other.numbers.shape
+        if fits and _is_one(factor.numbers.double() ** 2 + other.numbers.double() ** 2):
+            yield factor
 
 
 def _is_one(numbers: Tensor) -> bool:

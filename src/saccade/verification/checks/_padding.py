@@ -56,8 +56,8 @@ class _PaddedSubject:
     @property
     def mask(self) -> MaskReading:
         """The argument that says it."""
-        fitting = [one for one in self.subject.reading.masks if not self.by_item or "B" in one.axes]
-        return min(fitting, key=lambda one: one.by_pair == self.by_item)
+        fitting = [mask for mask in self.subject.reading.masks if not self.by_item or "B" in mask.axes]
+        return min(fitting, key=lambda mask: mask.by_pair == self.by_item)
 
     @property
     def code(self) -> MaskCode:
@@ -73,18 +73,22 @@ class _PaddedSubject:
 
 def _run(subject: Subject) -> Iterator[Finding]:
     """Beside a context the padding of each of the two sequences."""
-    parts = [one for one in (subject, subject.own_part) if one is not None and one.reading.masks] or [subject]
+    parts = [part for part in (subject, subject.own_part) if part is not None and part.reading.masks] or [subject]
     reasons: list[Inapplicable] = []
     conventions: list[str] = []
     for part in parts:
         try:
-            found = [one for one in _findings_of(part) if one.severity == "error" or one.message not in conventions]
+            findings = [
+                finding
+                for finding in _findings_of(part)
+                if finding.severity == "error" or finding.message not in conventions
+            ]
         except Inapplicable as reason:
             reasons.append(reason)
             continue
-        yield from found
-        conventions += [one.message for one in found]
-        if any(one.severity == "error" for one in found):
+        yield from findings
+        conventions += [finding.message for finding in findings]
+        if any(finding.severity == "error" for finding in findings):
             return  # the same masks are made of the same lines
     if len(reasons) == len(parts):
         raise reasons[0]
@@ -93,7 +97,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 def _findings_of(subject: Subject) -> Iterator[Finding]:
     right = _padded(subject, [range(real, _PADDED) for real in _LENGTHS])
     base = _call(right)
-    told: list[object] = []  # of padding on the right, that on the left says the same
+    reported: list[object] = []  # of padding on the right, that on the left says the same
     for asked in (
         lambda: _contents(right, base),
         lambda: _left_padding(subject),
@@ -101,10 +105,10 @@ def _findings_of(subject: Subject) -> Iterator[Finding]:
         lambda: _more_padding(subject),
         lambda: _conventions(right, base, subject),
     ):
-        found = [one for one in asked() if (one.severity, one.evidence.keys()) not in told]
-        yield from found
-        told += [(one.severity, one.evidence.keys()) for one in found]
-        if any(one.severity == "error" for one in found):
+        findings = [finding for finding in asked() if (finding.severity, finding.evidence.keys()) not in reported]
+        yield from findings
+        reported += [(finding.severity, finding.evidence.keys()) for finding in findings]
+        if any(finding.severity == "error" for finding in findings):
             return  # what else would be seen is of the same make
 
 
@@ -218,8 +222,8 @@ def _more_padding(subject: Subject) -> Iterator[Finding]:
                 if longest.side == "key"
                 else _shortened(longest, total)
             )
-            one = replace(longest, inputs=cut, real=longest.real[:, :total])
-            outs.append(_call(one)[:, :, :real] if one.side == "both" else _call(one))
+            shorter = replace(longest, inputs=cut, real=longest.real[:, :total])
+            outs.append(_call(shorter)[:, :, :real] if shorter.side == "both" else _call(shorter))
     except TargetError:
         return  # which lengths and dtypes it takes is another promise
     for total, out in zip(totals[1:], outs[1:], strict=True):
@@ -249,15 +253,20 @@ def _more_padding(subject: Subject) -> Iterator[Finding]:
 
 def _length_line(padded: _PaddedSubject) -> Location | None:
     """Where a length enters: a mean along the sequence, else the scale."""
-    found = line_over_sequence(steps_of(padded.subject, padded.inputs, **padded.masks), padded.inputs.key_length)
-    scales = [one.lines[kind] for one in _attentions(padded) for kind in ("scale", "scores") if kind in one.lines]
-    return found or (scales[0] if scales else None)
+    line = line_over_sequence(steps_of(padded.subject, padded.inputs, **padded.masks), padded.inputs.key_length)
+    scales = [
+        attention.lines[kind]
+        for attention in _attentions(padded)
+        for kind in ("scale", "scores")
+        if kind in attention.lines
+    ]
+    return line or (scales[0] if scales else None)
 
 
 def _shortened(padded: _PaddedSubject, total: int) -> NamedInputs:
     names = list(padded.inputs.tensors)
     cut = padded.inputs.cut(slice(0, total))
-    shared = len({id(one) for one in padded.inputs.tensors.values()}) == 1
+    shared = len({id(tensor) for tensor in padded.inputs.tensors.values()}) == 1
     return replace(cut, tensors=dict.fromkeys(names, cut[names[0]])) if shared else cut
 
 
@@ -267,18 +276,18 @@ def _gradients(padded: _PaddedSubject) -> Iterator[Finding]:
         return
     for name, sizes in _sizes_of_gradients(padded).items():
         largest = float(sizes.max())
-        found = (sizes * ~padded.real).max()
-        if 0 < found <= influence.FAINT * largest:
-            found = _without_rounding(padded, name, sizes).max()
-        if found > 0:
+        largest_padded = (sizes * ~padded.real).max()
+        if 0 < largest_padded <= influence.FAINT * largest:
+            largest_padded = _without_rounding(padded, name, sizes).max()
+        if largest_padded > 0:
             yield _finding(
                 padded,
                 "error",
-                f"Real outputs have a gradient of {float(found):.3g} to `{name}` in the padding, "
+                f"Real outputs have a gradient of {float(largest_padded):.3g} to `{name}` in the padding, "
                 "though their values do not change with it.",
                 "Training changes the embeddings of padding, and with them the model.",
                 _HIDE,
-                {"gradient": rounded(float(found)), "input": name},
+                {"gradient": rounded(float(largest_padded)), "input": name},
             )
             return
 
@@ -287,7 +296,7 @@ def _without_rounding(padded: _PaddedSubject, name: str, sizes: Tensor) -> Tenso
     """The sizes in the padding, 0 where they are rounding."""
     inputs = padded.inputs.to(torch.float64)
     exact = influence.exactly(
-        padded.subject, lambda one: _sizes_of_gradients(replace(padded, subject=one, inputs=inputs))[name]
+        padded.subject, lambda double: _sizes_of_gradients(replace(padded, subject=double, inputs=inputs))[name]
     )
     largest, length = float(sizes.max()), padded.real.shape[1]
     return influence.small_as_zero(sizes, exact, largest, padded.subject.dtype, length) * ~padded.real
@@ -305,19 +314,19 @@ def _sizes_of_gradients(padded: _PaddedSubject) -> dict[str, Tensor]:
         chosen = {name: leaves[name] for name in leaves.on(padded.side)}
         if not isinstance(total, Tensor) or not total.requires_grad:
             return {}
-        found = torch.autograd.grad(total, list(chosen.values()), allow_unused=True)
+        gradients = torch.autograd.grad(total, list(chosen.values()), allow_unused=True)
     sizes = {
-        name: one.abs().nan_to_num(0.0).cpu().double().amax(-1)
-        for name, one in zip(chosen, found, strict=True)
-        if one is not None
+        name: tensor.abs().nan_to_num(0.0).cpu().double().amax(-1)
+        for name, tensor in zip(chosen, gradients, strict=True)
+        if tensor is not None
     }
-    return {name: one if one.dim() == 2 else one.amax(1) for name, one in sizes.items()}
+    return {name: tensor if tensor.dim() == 2 else tensor.amax(1) for name, tensor in sizes.items()}
 
 
 def _conventions(right: _PaddedSubject, base: Tensor, subject: Subject) -> list[Finding]:
     """NaN in the padding, and an item that is all padding: conventions of both are one finding."""
     nan = list(_nan_inside(right, base))
-    if any(one.severity == "error" for one in nan):
+    if any(finding.severity == "error" for finding in nan):
         return nan
     nothing = list(_all_padding(subject))
     if not nan or not nothing or nothing[0].severity == "error":
@@ -401,9 +410,9 @@ def _all_padding(subject: Subject) -> Iterator[Finding]:
         return
     empty = torch.zeros(3, none.inputs.length, dtype=torch.bool)
     empty[1] = True
-    for seen in _attentions(none):
-        if averages_all(seen, empty):
-            yield averaging("padding", "A batch item that is all padding", seen)
+    for attention in _attentions(none):
+        if averages_all(attention, empty):
+            yield averaging("padding", "A batch item that is all padding", attention)
             return
 
 
@@ -425,15 +434,21 @@ def _finding(
 
 def _is_hidden(padded: _PaddedSubject) -> bool:
     """Whether every attention over the padded positions gives them no weight."""
-    seen = _attentions(padded)
+    attentions = _attentions(padded)
     hidden = ~padded.real[:, None, None, :]
-    return bool(seen) and not any(bool((hidden & (one.weights.cpu() != 0)).any()) for one in seen)
+    return bool(attentions) and not any(
+        bool((hidden & (attention.weights.cpu() != 0)).any()) for attention in attentions
+    )
 
 
 def _attentions(padded: _PaddedSubject) -> list[TracedAttention]:
-    found = attentions_of(padded.subject, padded.inputs, **padded.masks)
+    attentions = attentions_of(padded.subject, padded.inputs, **padded.masks)
     items, length = padded.real.shape
-    return [one for one in found if one.weights.shape[-1] == length and one.weights.shape[0] == items]
+    return [
+        attention
+        for attention in attentions
+        if attention.weights.shape[-1] == length and attention.weights.shape[0] == items
+    ]
 
 
 CHECK = Check(

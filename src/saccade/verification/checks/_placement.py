@@ -45,33 +45,33 @@ def _run(subject: Subject) -> Iterator[Finding]:
         return
     there = list(_device(subject))
     yield from there
-    if any(one.evidence.get("left_behind") for one in there):
+    if any(finding.evidence.get("left_behind") for finding in there):
         return  # a tensor that stays behind keeps its dtype, too: one defect
-    where = {one.location for one in there}
-    yield from (one for one in _dtypes(subject) if one.location not in where)
+    where = {finding.location for finding in there}
+    yield from (finding for finding in _dtypes(subject) if finding.location not in where)
 
 
 def _unregistered(subject: Subject) -> Iterator[Finding]:
     """Modules and parameters that are not registered with PyTorch."""
     if subject.module is None:
         return
-    known = {id(one) for one in (*subject.module.modules(), *subject.module.parameters(), *subject.module.buffers())}
-    for path, one in subject.module.named_modules():
-        for name, value in vars(one).items():
+    known = {id(part) for part in (*subject.module.modules(), *subject.module.parameters(), *subject.module.buffers())}
+    for path, module in subject.module.named_modules():
+        for name, value in vars(module).items():
             if name.startswith("_") and name in vars(nn.Module()):
                 continue
-            found = [part for part in _parts(value) if id(part) not in known]
-            if not found:
+            hidden = [part for part in _parts(value) if id(part) not in known]
+            if not hidden:
                 continue
             whole = f"{path}.{name}".lstrip(".")
-            kind = "module" if isinstance(found[0], nn.Module) else "tensor with gradients"
+            kind = "module" if isinstance(hidden[0], nn.Module) else "tensor with gradients"
             yield _error(
-                f"`{whole}` holds {len(found)} {kind}{'s' if len(found) > 1 else ''} that are not registered with "
+                f"`{whole}` holds {len(hidden)} {kind}{'s' if len(hidden) > 1 else ''} that are not registered with "
                 "PyTorch.",
                 "They are in neither parameters() nor state_dict(): not trained, not saved, not moved by .to(device).",
                 f"self.{name} = nn.ModuleList([...])  # or nn.ModuleDict; a tensor: nn.Parameter(...)",
-                {"attribute": whole, "hidden": len(found)},
-                attribute_line(one, name),
+                {"attribute": whole, "hidden": len(hidden)},
+                attribute_line(module, name),
             )
             return
 
@@ -85,11 +85,11 @@ def _parts(value: Any, depth: int = 0) -> Iterator[Any]:
         if value.requires_grad and value.is_leaf:
             yield value
     elif depth < 3 and isinstance(value, (list, tuple, set)):
-        for one in value:
-            yield from _parts(one, depth + 1)
+        for part in value:
+            yield from _parts(part, depth + 1)
     elif depth < 3 and isinstance(value, Mapping):
-        for one in value.values():
-            yield from _parts(one, depth + 1)
+        for part in value.values():
+            yield from _parts(part, depth + 1)
     elif isinstance(value, partial):
         yield from _parts((value.func, *value.args), depth + 1)
     elif hasattr(value, "__self__") and depth < 3:
@@ -98,29 +98,29 @@ def _parts(value: Any, depth: int = 0) -> Iterator[Any]:
 
 def _saved(subject: Subject) -> Iterator[Finding]:
     """Its state, saved, read and loaded into another one of its kind."""
-    found = _saving_loss(subject)
-    if found is None:
+    loss = _saving_loss(subject)
+    if loss is None:
         return
-    if found.raised:
+    if loss.raised:
         yield _finding(
-            "warning" if found.refused else "error",
-            f"Its state, saved and loaded again, raises {found.raised}",
+            "warning" if loss.refused else "error",
+            f"Its state, saved and loaded again, raises {loss.raised}",
             "It cannot be read with torch.load(..., weights_only=True), the only safe way to read what others saved."
-            if found.refused
+            if loss.refused
             else "A checkpoint of it cannot be used.",
             "Keep only tensors in state_dict(): register_buffer(name, tensor) and nn.Parameter(tensor).",
-            {"raised": found.raised, "saved": True},
+            {"raised": loss.raised, "saved": True},
             None,
         )
         return
-    named = f" {', '.join(f'`{name}`' for name in found.names)}" if found.names else " what it computes with"
+    named = f" {', '.join(f'`{name}`' for name in loss.names)}" if loss.names else " what it computes with"
     yield _error(
-        f"Saved and loaded into another one of its class, it gives another output (by {found.change:.3g}, of"
-        f" {found.size:.3g}): its state leaves out{named}.",
+        f"Saved and loaded into another one of its class, it gives another output (by {loss.change:.3g}, of"
+        f" {loss.size:.3g}): its state leaves out{named}.",
         "What was trained is lost when it is saved: the loaded model computes something else.",
-        f'self.register_buffer("{(*found.names, "name")[0].rpartition(".")[2]}", ...)  # saved with the parameters',
-        {"largest_difference": found.change, "left_out": list(found.names)},
-        found.location,
+        f'self.register_buffer("{(*loss.names, "name")[0].rpartition(".")[2]}", ...)  # saved with the parameters',
+        {"largest_difference": loss.change, "left_out": list(loss.names)},
+        loss.location,
     )
 
 
@@ -139,8 +139,8 @@ def _first_error(subject: Subject, inputs: NamedInputs) -> tuple[TargetError | N
     for masks in _masks_taken(subject, inputs):
         try:
             with torch.no_grad(), seeded(0):
-                found = subject.fresh()(inputs, **masks).out
-            out = found if out is None else out
+                result = subject.fresh()(inputs, **masks).out
+            out = result if out is None else out
         except TargetError as error:
             return error, out
         except Inapplicable:
@@ -168,13 +168,13 @@ def _dtypes(subject: Subject) -> Iterator[Finding]:
             )
             return
         if out is not None and out.is_floating_point() and out.dtype != dtype and subject.form != "tokens":
-            told = str(out.dtype).removeprefix("torch.")
+            returned = str(out.dtype).removeprefix("torch.")
             yield _finding(
                 "error" if dtype == torch.float64 else "warning",
-                f"With parameters and inputs in {name} the output is in {told}.",
+                f"With parameters and inputs in {name} the output is in {returned}.",
                 "The next layer, cast as this one was, raises on another dtype.",
                 "Return the dtype of the input: return out.to(x.dtype).",
-                {"dtype": name, "output": told},
+                {"dtype": name, "output": returned},
                 line_with(subject, r"float32|\.float\(\)|torch\.(zeros|ones|empty|full)\("),
             )
             return
@@ -182,7 +182,7 @@ def _dtypes(subject: Subject) -> Iterator[Finding]:
 
 def _device(subject: Subject) -> Iterator[Finding]:
     """Moved as a whole, it computes where its input is."""
-    inputs = subject.inputs(2, 7).map(lambda one: one.to("meta"))
+    inputs = subject.inputs(2, 7).map(lambda tensor: tensor.to("meta"))
     moved = subject.to(device="meta")
     error, _ = _first_error(moved, inputs)
     if error is None or not APART.search(error.error):
@@ -210,11 +210,11 @@ def _attribute_line(subject: Subject, path: str) -> Location | None:
 def _left_behind(moved: Subject, inputs: NamedInputs) -> list[str]:
     """Plain tensor attributes that `.to` does not move, if moving them fixes it."""
     left = []
-    for path, one in () if moved.module is None else moved.module.named_modules():
-        for name, value in list(vars(one).items()):
+    for path, module in () if moved.module is None else moved.module.named_modules():
+        for name, value in list(vars(module).items()):
             if isinstance(value, Tensor) and value.device.type != "meta" and value.dim() > 0:
                 left.append(f"{path}.{name}".lstrip("."))
-                setattr(one, name, value.to("meta"))
+                setattr(module, name, value.to("meta"))
     error, _ = _first_error(moved, inputs)
     return left if error is None or not APART.search(error.error) else []
 
@@ -236,21 +236,24 @@ class _SavingLoss:
 
 def _saving_loss(subject: Subject) -> _SavingLoss | None:
     """None where the loaded module gives what the saved one gives, or where that cannot be asked."""
-    one = subject.fresh()
-    if one.module is None or sum(t.nbytes for t in one.module.state_dict().values() if isinstance(t, Tensor)) > _MOST:
+    saved = subject.fresh()
+    if (
+        saved.module is None
+        or sum(t.nbytes for t in saved.module.state_dict().values() if isinstance(t, Tensor)) > _MOST
+    ):
         return None
-    other = _other_instance(one)
+    other = _other_instance(saved)
     if other.module is None:
         return None
     file = io.BytesIO()
     try:
-        torch.save(one.module.state_dict(), file)
+        torch.save(saved.module.state_dict(), file)
         file.seek(0)
         other.module.load_state_dict(torch.load(file, weights_only=True))
     except Exception as error:  # what a target's own state_dict and load_state_dict may raise is not known
         words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return _SavingLoss(words, refused=isinstance(error, pickle.UnpicklingError))
-    return _compared(one, other)
+    return _compared(saved, other)
 
 
 def _other_instance(subject: Subject) -> Subject:
@@ -288,13 +291,13 @@ def _left_out(module: nn.Module | None, other: nn.Module | None) -> list[str]:
     if module is None or other is None:
         return []
     theirs = dict(other.named_modules())
-    found = []
+    names = []
     for path, part in module.named_modules():
         for name, tensor in {**vars(part), **dict(part.named_buffers(recurse=False))}.items():
             same = {**vars(theirs[path]), **theirs[path]._buffers}.get(name) if path in theirs else None
             if isinstance(tensor, Tensor) and isinstance(same, Tensor) and not torch.equal(tensor, same):
-                found.append(f"{path}.{name}".lstrip("."))
-    return found
+                names.append(f"{path}.{name}".lstrip("."))
+    return names
 
 
 CHECK = Check(

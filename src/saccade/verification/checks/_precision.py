@@ -77,19 +77,19 @@ def _run(subject: Subject) -> Iterator[Finding]:
             None,
         )
         return
-    found = list(_rounds_inside(subject))
+    findings = list(_rounds_inside(subject))
     untold = []
-    for dtype in () if found else (torch.float32, torch.float16, torch.bfloat16):
+    for dtype in () if findings else (torch.float32, torch.float16, torch.bfloat16):
         try:
-            found += _in_dtype(subject, dtype, cases)
+            findings += _in_dtype(subject, dtype, cases)
         except TargetError as error:
             if "without overflow" in error.error:
-                found.append(_large_constant(error, dtype))
+                findings.append(_large_constant(error, dtype))
             elif dtype != torch.float32:
                 untold.append(f"{NAMES[dtype]}: {error.error}")  # robustness tells what is the target's own doing
-    errors = [one for one in found if one.severity == "error"]
-    yield from errors[:1] or found[:1]
-    if len(untold) == 2 and not found:
+    errors = [finding for finding in findings if finding.severity == "error"]
+    yield from errors[:1] or findings[:1]
+    if len(untold) == 2 and not findings:
         raise Unmeasured(untold[0])
 
 
@@ -189,13 +189,13 @@ def jumps_of(subject: Subject) -> tuple[dict[str, Any], Location | None] | None:
         exact = subject.to(torch.float64)
         inputs = subject.inputs(2, min(64, subject.reading.max_length or 64)).to(torch.float64)
         before = _call(exact, _InputRange("", inputs))
-        moved = {size: inputs.map(lambda one, by=size: _moved(one, by, 3)) for size in (*SMALL, LARGE)}  # type: ignore[misc]
-        change = {size: _call(exact, _InputRange("", one)) - before for size, one in moved.items()}
+        moved = {size: inputs.map(lambda tensor, by=size: _moved(tensor, by, 3)) for size in (*SMALL, LARGE)}  # type: ignore[misc]
+        change = {size: _call(exact, _InputRange("", given)) - before for size, given in moved.items()}
     except TargetError:
         return None  # told by robustness
     if before.dtype != torch.float64 or not before.isfinite().all():
         return None
-    rate = {size: float(one.abs().max()) / size for size, one in change.items()}
+    rate = {size: float(tensor.abs().max()) / size for size, tensor in change.items()}
     unmoved = float((change[min(SMALL)] == 0).double().mean())
     by = max(rate[size] for size in SMALL) / max(rate[LARGE], 1e-300)
     if by <= JUMP and (unmoved < 0.5 or rate[LARGE] == 0):
@@ -235,7 +235,7 @@ def _rounding(wide: _WidenedCall, dtype: torch.dtype) -> float:
         with torch.no_grad():
             for at, parameter in enumerate(moved.module.parameters() if moved.module is not None else ()):
                 parameter.copy_(_moved(parameter, unit, 100 * seed + at))
-        inputs = wide.case.inputs.map(lambda one, seed=seed: _moved(one, unit, seed))  # type: ignore[misc]
+        inputs = wide.case.inputs.map(lambda tensor, seed=seed: _moved(tensor, unit, seed))  # type: ignore[misc]
         out = _call(moved, replace(wide.case, inputs=inputs)).double()
         largest = max(largest, float((out - wide.out).abs().max()))
     return largest
@@ -252,10 +252,10 @@ def _moved(tensor: Tensor, size: float, seed: int) -> Tensor:
 def _overflows(operation: Any, given: tuple[Any, ...], result: Any) -> str:
     """The name of an operation that makes what is not finite of what is."""
     name = str(operation.overloadpacket.__name__)
-    taken, made = ([one for one in tree_leaves(each) if _floating(one)] for each in (given, result))
-    if name in FILLS or "empty" in name or not taken or not all(bool(one.isfinite().all()) for one in taken):
+    taken, made = ([leaf for leaf in tree_leaves(each) if _floating(leaf)] for each in (given, result))
+    if name in FILLS or "empty" in name or not taken or not all(bool(tensor.isfinite().all()) for tensor in taken):
         return ""
-    return name if any(bool((one.isnan() | (one == torch.inf)).any()) for one in made) else ""
+    return name if any(bool((tensor.isnan() | (tensor == torch.inf)).any()) for tensor in made) else ""
 
 
 def _floating(value: Any) -> bool:

@@ -38,12 +38,12 @@ CLEAR = ("ValueError", "AssertionError", "IndexError", "NotImplementedError", "T
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    told = list(_written_inputs(subject)) or list(_repeated(subject))
-    yield from told
+    reported = list(_written_inputs(subject)) or list(_repeated(subject))
+    yield from reported
     sized = list(_batches(subject))
-    sized += [] if any(one.severity == "error" for one in sized) else list(_lengths(subject))
+    sized += [] if any(finding.severity == "error" for finding in sized) else list(_lengths(subject))
     yield from sized
-    if not told:
+    if not reported:
         yield from _strides(subject)
         yield from _modes(subject)
 
@@ -52,29 +52,29 @@ def _repeated(subject: Subject) -> Iterator[Finding]:
     """The same input twice, another one between."""
     if subject.reading.cache is not None and subject.reading.cache.kind == "inside":
         return  # told by cache
-    one, inputs = subject.fresh(), subject.inputs(2, 7)
-    before = _attributes(one.module)
+    copy, inputs = subject.fresh(), subject.inputs(2, 7)
+    before = _attributes(copy.module)
     with torch.no_grad(), seeded(0):
-        first = one(inputs).out
+        first = copy(inputs).out
         try:
-            one(subject.inputs(3, 5, seed=1))
+            copy(subject.inputs(3, 5, seed=1))
         except TargetError as error:
             if not _raises(subject, 3, 5):
                 yield _first_call_stays(error)
                 return
-        again = one(inputs).out
+        again = copy(inputs).out
     if first.shape == again.shape and (torch.equal(first, again) or not first.isfinite().all()):
         return
     drawn = follow_randomness(subject, inputs).draws
     if drawn and drops(drawn):
         return  # told by dropout
     change = float((first - again).abs().max()) if first.shape == again.shape else float("nan")
-    changed = _changed(before, _attributes(one.module))
+    changed = _changed(before, _attributes(copy.module))
     if drawn:
         what, where = f"it draws random numbers ({drawn[0].name})", drawn[0].location
         fix = "Take the noise out of eval mode: if self.training: ..."
     elif changed:
-        what, where = f"a call changes {', '.join(f'`{name}`' for name in changed)}", _line_of(one.module, changed[0])
+        what, where = f"a call changes {', '.join(f'`{name}`' for name in changed)}", _line_of(copy.module, changed[0])
         fix = "Do not keep state that a call computes, or recompute it from the input at each call."
     else:
         what, where = "something outside the module and its input changes", None
@@ -83,7 +83,7 @@ def _repeated(subject: Subject) -> Iterator[Finding]:
         f"Two calls in eval mode with the same input differ by up to {change:.3g}: {what}.",
         "Results cannot be reproduced, and depend on earlier calls.",
         fix,
-        {"largest_difference": change, "changed": list(changed), "draws": [one.name for one in drawn]},
+        {"largest_difference": change, "changed": list(changed), "draws": [draw.name for draw in drawn]},
         where,
     )
 
@@ -108,15 +108,15 @@ def _raises(subject: Subject, batch: int, length: int) -> bool:
 
 def _attributes(module: nn.Module | None) -> dict[str, Any]:
     """Numbers and copies of tensors that a module keeps, by their paths."""
-    found: dict[str, Any] = {}
-    for path, one in () if module is None else module.named_modules():
-        kept = {**vars(one), **dict(one.named_buffers(recurse=False)), **dict(one.named_parameters(recurse=False))}
+    attributes: dict[str, Any] = {}
+    for path, part in () if module is None else module.named_modules():
+        kept = {**vars(part), **dict(part.named_buffers(recurse=False)), **dict(part.named_parameters(recurse=False))}
         for name, value in kept.items():
             if isinstance(value, Tensor):
-                found[f"{path}.{name}".lstrip(".")] = value.detach().clone()
+                attributes[f"{path}.{name}".lstrip(".")] = value.detach().clone()
             elif isinstance(value, (int, float, bool)) or value is None:
-                found[f"{path}.{name}".lstrip(".")] = value
-    return found
+                attributes[f"{path}.{name}".lstrip(".")] = value
+    return attributes
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, ...]:
@@ -139,11 +139,11 @@ def _written_inputs(subject: Subject) -> Iterator[Finding]:
     """Inputs that the call changes."""
     inputs = subject.inputs(2, 7)
     given = inputs.map(Tensor.clone)
-    memory = {memory_of(one) for one in given.tensors.values()}
+    memory = {memory_of(tensor) for tensor in given.tensors.values()}
 
     def writes(operation: Any, taken: tuple[Any, ...], result: Any) -> bool:
         changes = operation._schema.is_mutable
-        return changes and any(isinstance(one, Tensor) and memory_of(one) in memory for one in taken)
+        return changes and any(isinstance(tensor, Tensor) and memory_of(tensor) in memory for tensor in taken)
 
     with torch.no_grad(), seeded(0), WatchedOperations(writes) as writing:
         subject.fresh()(given)
@@ -230,7 +230,7 @@ def _lengths(subject: Subject) -> Iterator[Finding]:
 def _sizes(module: nn.Module | None) -> set[int]:
     """Lengths at and just beyond the sizes of buffers."""
     buffers = () if module is None else module.buffers()
-    sizes = {size for one in buffers for size in one.shape if 8 <= size <= 512}
+    sizes = {size for buffer in buffers for size in buffer.shape if 8 <= size <= 512}
     return sizes | {size + 1 for size in sizes}
 
 
@@ -284,7 +284,7 @@ def _strides(subject: Subject) -> Iterator[Finding]:
         return
     wide = exact(subject)
     inputs = wide.inputs(2, 7)
-    apart = inputs.map(lambda one: one.mT.contiguous().mT)
+    apart = inputs.map(lambda tensor: tensor.mT.contiguous().mT)
     plain = steady(wide, inputs).out
     try:
         out = steady(wide, apart).out
@@ -335,7 +335,7 @@ def _modes(subject: Subject) -> Iterator[Finding]:
 def _learns_from_batches(module: nn.Module) -> bool:
     """Whether it has normalisation by batch statistics, which is another function in train mode by design."""
     kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-    return any(isinstance(one, kinds) for one in module.modules())
+    return any(isinstance(part, kinds) for part in module.modules())
 
 
 def _raised(what: str, error: TargetError, works: str, sizes: dict[str, Any]) -> Finding:

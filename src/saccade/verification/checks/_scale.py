@@ -42,8 +42,8 @@ _MEND_FUSED = "out = F.scaled_dot_product_attention(q, k, v)  # it divides by sq
 class _ScaleFactors:
     """The factor of one attention computation, for each head."""
 
-    seen: TracedAttention
-    found: tuple[float, ...]
+    attention: TracedAttention
+    slopes: tuple[float, ...]  # of each head
     left: tuple[float, ...]  # share of the logits' variance that the factor does not explain
     by_query: tuple[float, float] | None  # smallest and largest, where each query has a factor of its own
     expected: float
@@ -59,7 +59,7 @@ class _ScaleFactors:
 
     @property
     def wrong(self) -> list[int]:
-        return [head for head in self.known if abs(self.found[head] - self.expected) > _WRONG * abs(self.expected)]
+        return [head for head in self.known if abs(self.slopes[head] - self.expected) > _WRONG * abs(self.expected)]
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
@@ -69,16 +69,18 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if still is not None:
         return
     subject, inputs = _test_inputs(subject)
-    factors = [_factors(subject, seen) for seen in measured(subject, inputs)]
-    if not all(one.straight for one in factors) and subject.form != "tokens":
+    factors = [_factors(subject, attention) for attention in measured(subject, inputs)]
+    if not all(factor.straight for factor in factors) and subject.form != "tokens":
         # a soft cap bends large logits; small ones it leaves straight
-        small = [_factors(subject, seen) for seen in measured(subject, inputs.map(lambda one: one * 0.05))]
-        factors = small if any(one.known for one in small) else factors
-    wrong = [one for one in factors if one.wrong]
+        small = [
+            _factors(subject, attention) for attention in measured(subject, inputs.map(lambda tensor: tensor * 0.05))
+        ]
+        factors = small if any(factor.known for factor in small) else factors
+    wrong = [factor for factor in factors if factor.wrong]
     if wrong:
         yield _finding(subject, inputs, wrong, factors)
-    elif not any(one.known for one in factors):
-        moving = next((one for one in factors if one.by_query is not None), None)
+    elif not any(factor.known for factor in factors):
+        moving = next((factor for factor in factors if factor.by_query is not None), None)
         if moving is None:
             raise Unmeasured("its logits are no multiple of queries times keys, so they have no one factor")
         yield _varying(moving)
@@ -94,17 +96,17 @@ def _indifference(still: ScaleIndifference) -> Finding:
     whose = f" of queries {spans(still.rows)} (of {still.length})" if still.rows else ""
     whose += f" in heads {spans(still.heads)} (of {still.of_heads})" if still.heads else ""
     if still.pairs:
-        seen = f"Scores{whose} are multiplied by 0 and not hidden: these keys keep a weight, whatever they are."
+        message = f"Scores{whose} are multiplied by 0 and not hidden: these keys keep a weight, whatever they are."
     else:
-        seen = f"The weights{whose} {names[still.of]}: with others they are the same."
-        seen += " The scores are multiplied by 0, a mask that is False." if still.multiplied else ""
+        message = f"The weights{whose} {names[still.of]}: with others they are the same."
+        message += " The scores are multiplied by 0, a mask that is False." if still.multiplied else ""
     fix = 'scores = scores.masked_fill(~mask, float("-inf"))  # before the softmax, in place of scores * mask'
     if not still.multiplied:
         fix = _FIX
         if still.of == "both":
             fix += "; if a plain average is intended, pass --scale 0, in Python Promise(scale=0)"
     return _error(
-        seen,
+        message,
         "exp(0) is 1: a score of 0 does not hide a key, it only discards the product of query and key."
         if still.multiplied
         else "Each output is an average with weights that do not depend on it; the projections of queries or keys are "
@@ -139,9 +141,9 @@ def _factors(subject: Subject, traced: TracedAttention) -> _ScaleFactors:
     product = traced.query.detach().double() @ traced.key.detach().double().mT / traced.scaled
     logits = traced.logits.detach().double()
     visible = _visible(logits)
-    found, left = _slopes(_centred(product, visible), _centred(logits, visible), (0, 2, 3))
+    slopes, left = _slopes(_centred(product, visible), _centred(logits, visible), (0, 2, 3))
     by_query = None if min(left) < _LEFT else _by_query(product, logits, visible)
-    return _ScaleFactors(traced, tuple(found), tuple(left), by_query, expected)
+    return _ScaleFactors(traced, tuple(slopes), tuple(left), by_query, expected)
 
 
 def _visible(logits: Tensor) -> Tensor:
@@ -170,7 +172,8 @@ def _without_rows(scores: Tensor, visible: Tensor) -> Tensor:
 def _slopes(product: Tensor, logits: Tensor, axes: tuple[int, ...]) -> tuple[list[float], list[float]]:
     """The factor that explains most of the logits, and the share of their variance that it leaves."""
     own, both, all_of_it = (
-        (one * other).sum(axes).flatten() for one, other in ((product, product), (product, logits), (logits, logits))
+        (scores * other).sum(axes).flatten()
+        for scores, other in ((product, product), (product, logits), (logits, logits))
     )
     slopes = both / own
     left = torch.where(all_of_it > 0, 1 - both**2 / (own * all_of_it), math.inf).clamp_min(0.0)
@@ -181,7 +184,7 @@ def _by_query(product: Tensor, logits: Tensor, visible: Tensor) -> tuple[float, 
     """The smallest and the largest factor of a query, where each query has one."""
     enough = (visible.sum(-1) > 2).expand(logits.shape[:-1]).flatten()
     both = _slopes(_without_rows(product, visible), _without_rows(logits, visible), (-1,))
-    slopes, left = (torch.tensor(one)[enough] for one in both)
+    slopes, left = (torch.tensor(numbers)[enough] for numbers in both)
     if not len(slopes) or not bool((left < _LEFT).all()) or slopes.min() <= 0:
         return None
     return slopes.min().item(), slopes.max().item()
@@ -191,16 +194,16 @@ def _finding(
     subject: Subject, inputs: NamedInputs, wrong: Sequence[_ScaleFactors], factors: Sequence[_ScaleFactors]
 ) -> Finding:
     first = wrong[0]
-    seen, heads = first.seen, first.wrong
-    found = first.found[heads[0]]
-    designed = _by_design(seen)
-    words = "" if designed else _explanation(found, _known_mistakes(subject, inputs, seen))
-    times = found / (first.expected or math.nan)
+    attention, heads = first.attention, first.wrong
+    factor = first.slopes[heads[0]]
+    designed = _by_design(attention)
+    words = "" if designed else _explanation(factor, _known_mistakes(subject, inputs, attention))
+    times = factor / (first.expected or math.nan)
     if not first.expected:
         words = "they should have no weight, but do"
     message = (
-        f"Logits are {found:.3g} times q.k, where {first.expected:.3g} is expected"
-        f"{_expected(subject, seen)}{_wrong_heads(first)}{_computations(wrong, factors)}: "
+        f"Logits are {factor:.3g} times q.k, where {first.expected:.3g} is expected"
+        f"{_expected(subject, attention)}{_wrong_heads(first)}{_computations(wrong, factors)}: "
         f"{words or f'{times:.3g} times the right factor'}."
     )
     return Finding(
@@ -209,17 +212,17 @@ def _finding(
         "note" if designed else "error",
         message + (f" {designed}" if designed else ""),
         "" if designed or not first.expected else _effect(times),
-        "" if designed else _fix(seen),
+        "" if designed else _fix(attention),
         {
-            "factor": found,
+            "factor": factor,
             "expected": first.expected,
-            "head_width": seen.query.shape[-1],
+            "head_width": attention.query.shape[-1],
             "heads": heads,
-            "of_heads": len(first.found),
+            "of_heads": len(first.slopes),
             "times_too_large": times,
             "unexplained": first.left[heads[0]],
         },
-        seen.line("scale", "scores"),
+        attention.line("scale", "scores"),
     )
 
 
@@ -230,7 +233,7 @@ def _by_design(traced: TracedAttention) -> str:
     if traced.learned:
         return "It is multiplied by a parameter: a learned temperature."
     lengths = [side.detach().double().norm(dim=-1) for side in (traced.query / traced.scaled, traced.key)]
-    if all(torch.allclose(one, torch.ones_like(one), rtol=0, atol=1e-3) for one in lengths):
+    if all(torch.allclose(length, torch.ones_like(length), rtol=0, atol=1e-3) for length in lengths):
         return "Queries and keys have length 1: cosine attention, which has a factor of its own."
     return ""
 
@@ -265,8 +268,8 @@ def _batch_factor(subject: Subject, inputs: NamedInputs) -> float:
     """The factor that a division by the root of the batch size gives, NaN where it is the same in other batches: 2 is a
     number that may come from elsewhere."""
     more = subject.inputs(inputs.batch + 1, inputs.length, inputs.key_length)
-    factors = [_factors(subject, seen) for seen in attentions_of(subject, more)]
-    moved = (abs(found * more.batch**0.5 - 1) < _WRONG for one in factors for found in one.found)
+    factors = [_factors(subject, attention) for attention in attentions_of(subject, more)]
+    moved = (abs(slope * more.batch**0.5 - 1) < _WRONG for factor in factors for slope in factor.slopes)
     return inputs.batch**-0.5 if any(moved) else math.nan
 
 
@@ -284,7 +287,7 @@ def _expected(subject: Subject, traced: TracedAttention) -> str:
 
 
 def _wrong_heads(factors: _ScaleFactors) -> str:
-    wrong, heads = factors.wrong, len(factors.found)
+    wrong, heads = factors.wrong, len(factors.slopes)
     if heads == 1 or len(wrong) == len(factors.known) == heads:
         return ""
     listed = ", ".join(str(head) for head in wrong[:8])
@@ -294,8 +297,9 @@ def _wrong_heads(factors: _ScaleFactors) -> str:
 def _computations(wrong: Sequence[_ScaleFactors], factors: Sequence[_ScaleFactors]) -> str:
     if len(factors) == 1:
         return ""
-    if len({len(one.found) for one in factors}) > 1 or len(factors[0].found) == 1:  # heads that are modules
-        return f", in {sum(len(one.wrong) for one in wrong)} of {sum(len(one.found) for one in factors)} heads"
+    if len({len(factor.slopes) for factor in factors}) > 1 or len(factors[0].slopes) == 1:  # heads that are modules
+        heads = sum(len(factor.slopes) for factor in factors)
+        return f", in {sum(len(factor.wrong) for factor in wrong)} of {heads} heads"
     return f", in {len(wrong)} of {len(factors)} attention computations"
 
 
@@ -339,7 +343,7 @@ def _varying(factors: _ScaleFactors) -> Finding:
         "this is not intended, a model trained at one length behaves differently at another.",
         _FIX,
         {"smallest": low, "largest": high, "expected": factors.expected},
-        factors.seen.line("scale", "scores"),
+        factors.attention.line("scale", "scores"),
     )
 
 

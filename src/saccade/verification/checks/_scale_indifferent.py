@@ -53,10 +53,10 @@ def indifferent(subject: Subject) -> ScaleIndifference | None:
     try:
         subject = exact(subject)
         inputs = _inputs(subject)
-        found = _by_sides(subject, inputs) or _by_logits(subject, inputs)
+        indifference = _by_sides(subject, inputs) or _by_logits(subject, inputs)
     except (Inapplicable, TargetError):
         return None
-    return found
+    return indifference
 
 
 def _inputs(subject: Subject) -> NamedInputs:
@@ -71,19 +71,19 @@ def _by_sides(subject: Subject, inputs: NamedInputs) -> ScaleIndifference | None
     sides: dict[Side, list[str]] = {"query": ["query", "x"], "key": ["key", "context"]}
     if subject.form not in ("attention", "qkv", "cross"):
         return None
-    seen = _attentions(subject, inputs)
-    if len(seen) != 1 or not bool(((seen[0].weights > 0).sum(-1) > 1).any()):
+    attentions = _attentions(subject, inputs)
+    if len(attentions) != 1 or not bool(((attentions[0].weights > 0).sum(-1) > 1).any()):
         return None  # of several attentions one may rightly be of one side alone
     still: list[Side] = []
     for side, names in sides.items():
         other = _redrawn(inputs, names)
-        if other is not None and _is_unchanged(subject, inputs, other, seen[0], side):
+        if other is not None and _is_unchanged(subject, inputs, other, attentions[0], side):
             still.append(side)
     if not still:
         return None
-    other = _redrawn(inputs, [name for one in still for name in sides[one]])
-    zeroed = seen[0].lines.get("zeroed") if len(still) == 2 else None
-    line = zeroed or _losing_line(subject, inputs, other) or seen[0].line("scores", "softmax")
+    other = _redrawn(inputs, [name for name_side in still for name in sides[name_side]])
+    zeroed = attentions[0].lines.get("zeroed") if len(still) == 2 else None
+    line = zeroed or _losing_line(subject, inputs, other) or attentions[0].line("scores", "softmax")
     return ScaleIndifference(
         "both" if len(still) == 2 else still[0],
         line or _meeting_line(subject, inputs) or _first_line(subject),
@@ -103,8 +103,8 @@ def _is_unchanged(
         return True
     if side == "query":
         return _same(steady(subject, inputs).out, steady(subject, other).out)
-    one, two = again[0].value, traced.value
-    return one is not None and two is not None and not _same(one, two)
+    new, two = again[0].value, traced.value
+    return new is not None and two is not None and not _same(new, two)
 
 
 def _same(tensor: Tensor, other: Tensor) -> bool:
@@ -134,10 +134,10 @@ def _redrawn(inputs: NamedInputs, names: Sequence[str]) -> NamedInputs | None:
 
 def _by_logits(subject: Subject, inputs: NamedInputs) -> ScaleIndifference | None:
     try:
-        seen = measured(subject, inputs)
+        attentions = measured(subject, inputs)
     except Inapplicable:
         return _by_sums(subject, inputs)
-    return next(filter(None, (_of_one(subject, inputs, one) for one in seen)), None)
+    return next(filter(None, (_of_one(subject, inputs, attention) for attention in attentions)), None)
 
 
 def _of_one(subject: Subject, inputs: NamedInputs, traced: TracedAttention) -> ScaleIndifference | None:
@@ -195,8 +195,8 @@ def _by_sums(subject: Subject, inputs: NamedInputs) -> ScaleIndifference | None:
         return None
     other = _redrawn(inputs, list(inputs.tensors))
     assert other is not None
-    both = replace(inputs, tensors={name: one + other[name] for name, one in inputs.tensors.items()})
-    outs = [steady(subject, one).out.double() for one in (inputs, other, both, inputs.map(torch.zeros_like))]
+    both = replace(inputs, tensors={name: tensor + other[name] for name, tensor in inputs.tensors.items()})
+    outs = [steady(subject, given).out.double() for given in (inputs, other, both, inputs.map(torch.zeros_like))]
     rest = (outs[2] - outs[0] - outs[1] + outs[3]).abs().max()
     near = 1e-9 if subject.dtype == torch.float64 else 1e-5
     if not bool(rest <= near * outs[2].abs().max()) or not _mixes(subject, inputs, outs[0]):
@@ -214,7 +214,7 @@ def _mixes(subject: Subject, inputs: NamedInputs, out: Tensor) -> bool:
 def _meeting_line(subject: Subject, inputs: NamedInputs) -> Location | None:
     """The first line at which positions meet."""
     steps = followed(subject.fresh(), inputs, every=True).steps
-    return next((one.location for one in steps if one.name in _MEETING and one.location is not None), None)
+    return next((step.location for step in steps if step.name in _MEETING and step.location is not None), None)
 
 
 # The line
@@ -225,12 +225,12 @@ def _losing_line(subject: Subject, inputs: NamedInputs, other: NamedInputs | Non
     other = other or _redrawn(inputs, list(inputs.tensors))
     assert other is not None
     try:
-        one, two = (followed(subject.fresh(), each, every=True).steps for each in (inputs, other))
+        steps, two = (followed(subject.fresh(), each, every=True).steps for each in (inputs, other))
     except (Inapplicable, TargetError):
         return None
     differing = {-1 - at for at, name in enumerate(inputs.tensors) if not torch.equal(inputs[name], other[name])}
     lost: list[FlowStep] = []
-    for at, (first, second) in enumerate(zip(one, two, strict=False)):
+    for at, (first, second) in enumerate(zip(steps, two, strict=False)):
         if first.out.shape != second.out.shape or not torch.equal(first.out.nan_to_num(), second.out.nan_to_num()):
             differing.add(at)
         elif first.given & differing and first.location is not None:

@@ -40,17 +40,17 @@ _NO_DISTRIBUTION = (
 
 def _run(subject: Subject) -> Iterator[Finding]:
     subject, inputs = _test_inputs(subject)
-    found: tuple[TracedAttention, ...] = ()
+    attentions: tuple[TracedAttention, ...] = ()
     try:
-        found = measured(subject, inputs)
+        attentions = measured(subject, inputs)
     except Inapplicable as reason:
         defect = _of_values(subject, inputs, str(reason))
     else:
-        named = [defect for seen in found if (defect := _of_weights(seen)) is not None]
-        named.sort(key=lambda one: one.severity != "error")
-        defect = named[0] if named and _is_repeatable(subject, inputs, found) else None
-    if found and (defect is None or defect.severity != "error"):
-        defect = _under_a_mask(subject, inputs) or _overflow(subject, inputs, found) or defect
+        named = [defect for attention in attentions if (defect := _of_weights(attention)) is not None]
+        named.sort(key=lambda finding: finding.severity != "error")
+        defect = named[0] if named and _is_repeatable(subject, inputs, attentions) else None
+    if attentions and (defect is None or defect.severity != "error"):
+        defect = _under_a_mask(subject, inputs) or _overflow(subject, inputs, attentions) or defect
     if defect is not None:
         yield defect
 
@@ -74,12 +74,12 @@ def _under_a_mask(subject: Subject, inputs: NamedInputs) -> Finding | None:
         return None
     try:
         with torch.no_grad():
-            found = traced(subject.fresh(), inputs, **masks).attentions
+            attentions = traced(subject.fresh(), inputs, **masks).attentions
     except (Inapplicable, TargetError):
         return None
-    across = [seen for seen in found if seen.normalised in ("query", "head", "batch")]
-    defects = [_wrong_axis(seen, seen.weights.detach().double().nan_to_num(0.0)) for seen in across]
-    defect = next((one for one in defects if one is not None), None)
+    across = [attention for attention in attentions if attention.normalised in ("query", "head", "batch")]
+    defects = [_wrong_axis(attention, attention.weights.detach().double().nan_to_num(0.0)) for attention in across]
+    defect = next((finding for finding in defects if finding is not None), None)
     if defect is None:
         return None
     words = defect.message
@@ -90,7 +90,9 @@ def _is_repeatable(subject: Subject, inputs: NamedInputs, calls: tuple[TracedAtt
     """Whether a second call has the same weights: else it is dropout that changes them, in eval mode."""
     again = measured(subject, inputs)
     pairs = zip(calls, again, strict=True)
-    return all(torch.equal(one.weights.nan_to_num(-1.0), other.weights.nan_to_num(-1.0)) for one, other in pairs)
+    return all(
+        torch.equal(attention.weights.nan_to_num(-1.0), other.weights.nan_to_num(-1.0)) for attention, other in pairs
+    )
 
 
 def _of_weights(traced: TracedAttention) -> Finding | None:
@@ -175,7 +177,7 @@ def _sink(traced: TracedAttention, sums: Tensor) -> Finding | None:
 def _wrong_sums(traced: TracedAttention, weights: Tensor, sums: Tensor, seeing: Tensor) -> Finding:
     """Rows that sum to something else, and why, as far as it can be determined."""
     off = torch.where(seeing, (sums - 1).abs(), 0.0)
-    item, head, row = (int(one) for one in torch.unravel_index(off.argmax(), off.shape))
+    item, head, row = (int(index) for index in torch.unravel_index(off.argmax(), off.shape))
     low, high = sums[seeing].min().item(), sums[seeing].max().item()
     why, fix, line = _explanation(traced, weights, sums)
     return _error(
@@ -227,7 +229,7 @@ def _of_values(subject: Subject, inputs: NamedInputs, reason: str) -> Finding | 
     off = (out - 1).abs()
     if not out.isfinite().all() or bool((off < _OFF).all()):
         return None
-    item, head, row, channel = (int(one) for one in torch.unravel_index(off.argmax(), off.shape))
+    item, head, row, channel = (int(index) for index in torch.unravel_index(off.argmax(), off.shape))
     return _error(
         f"With every value equal to 1, output {row} (head {head}, item {item}) is "
         f"{out[item, head, row, channel]:.3g}: the weights of a query do not sum to 1.",
@@ -242,14 +244,14 @@ def _overflow(subject: Subject, inputs: NamedInputs, common: tuple[TracedAttenti
     if subject.form == "tokens":
         return None
     for spread in _SPREADS:
-        found = attentions_of(subject, inputs.map(lambda one, by=spread: one * by))  # type: ignore[misc]
-        if len(found) != len(common):
+        attentions = attentions_of(subject, inputs.map(lambda tensor, by=spread: tensor * by))  # type: ignore[misc]
+        if len(attentions) != len(common):
             return None
-        tops = [_largest_logit(seen) for seen in found]
-        for seen, before, top in zip(found, common, tops, strict=True):
-            lost = ~seen.weights.isfinite() & before.weights.isfinite().all(-1, keepdim=True)
+        tops = [_largest_logit(attention) for attention in attentions]
+        for attention, before, top in zip(attentions, common, tops, strict=True):
+            lost = ~attention.weights.isfinite() & before.weights.isfinite().all(-1, keepdim=True)
             if lost.any() and math.isfinite(top):
-                return _not_finite(seen, top, int(lost.sum()))
+                return _not_finite(attention, top, int(lost.sum()))
         if max(tops) > _LARGE:
             return None
     return None

@@ -34,10 +34,10 @@ def _run(subject: Subject) -> Iterator[Finding]:
     asked = list(_test_calls(subject))
     if not asked:
         raise Unmeasured("the weights that it uses could not be followed, or differ from call to call")
-    for result, seen, hidden, plain in asked:
-        told = _compared(result, seen, hidden, plain)
-        if told is not None:
-            yield _finding(subject, seen, *told)
+    for result, attention, hidden, plain in asked:
+        difference = _compared(result, attention, hidden, plain)
+        if difference is not None:
+            yield _finding(subject, attention, *difference)
             return
     yield from _with_dropout(subject)
 
@@ -63,9 +63,9 @@ def _test_calls(subject: Subject) -> Iterator[tuple[CallResult, TracedAttention,
                 result = _call(own, inputs, **masks)
             except (Inapplicable, TargetError):
                 continue
-            seen = _measured(own, inputs, masks, result)
-            if seen is not None:
-                yield result, seen, hidden, plain
+            masked = _measured(own, inputs, masks, result)
+            if masked is not None:
+                yield result, masked, hidden, plain
         return
 
 
@@ -93,14 +93,14 @@ def _measured(
     if result.weights is None:
         return None
     try:
-        found, again = (measured(subject, inputs, **masks) for _ in range(2))
+        attentions, again = (measured(subject, inputs, **masks) for _ in range(2))
     except (Inapplicable, TargetError):
         return None
-    if not all(_alike(one.weights, other.weights) for one, other in zip(found, again, strict=True)):
+    if not all(_alike(attention.weights, other.weights) for attention, other in zip(attentions, again, strict=True)):
         return None
     # of others it is for the checks of softmax and mask to tell
-    found = tuple(seen for seen in found if seen.normalised == "key" and seen.weights.isfinite().all())
-    fits = [seen for seen in found if _shape_fits(seen.weights, result.weights)]
+    attentions = tuple(seen for seen in attentions if seen.normalised == "key" and seen.weights.isfinite().all())
+    fits = [seen for seen in attentions if _shape_fits(seen.weights, result.weights)]
     exact = [seen for seen in fits if _same(result.weights, seen.weights)]
     best = exact or fits
     return best[-1] if best else None
@@ -149,7 +149,7 @@ def _hidden_weight(
         here = hidden & (traced.weights == 0).all(1, keepdim=True) & (returned != 0)
     if not here.any():
         return None
-    item, head, row, column = (int(one) for one in here.nonzero()[0])
+    item, head, row, column = (int(index) for index in here.nonzero()[0])
     weight = returned[item, head, row, column].item()
     return (
         f"The weight that it returns for query {row} and the hidden key {column} (head {head}, item {item}) is "
@@ -189,28 +189,28 @@ def _numbers(returned: Tensor, weights: Tensor) -> str:
     if returned.shape != weights.shape:
         weights = weights.mean(1, keepdim=True)
     sums = returned.double().sum(-1)
-    told = (
+    row_sums = (
         "" if torch.allclose(sums, torch.ones_like(sums), atol=1e-3) else f"; their rows sum to {sums.min():.3g} and up"
     )
     if returned.shape != weights.shape:
-        return f"they have the shape {list(returned.shape)}{told}"
+        return f"they have the shape {list(returned.shape)}{row_sums}"
     off = (returned.double() - weights.double()).abs().nan_to_num(0.0)
-    at = tuple(int(one) for one in torch.unravel_index(off.argmax(), off.shape))
+    at = tuple(int(index) for index in torch.unravel_index(off.argmax(), off.shape))
     item, head, row, column = at
     return (
         f"for query {row} and key {column} (head {head}, item {item}) it returns {returned[at]:.3g}, and "
-        f"{weights[at]:.3g} was used{told}"
+        f"{weights[at]:.3g} was used{row_sums}"
     )
 
 
 def _order(returned: Tensor, weights: Tensor) -> list[int] | None:
-    found = []
+    order = []
     for head in range(weights.shape[1]):
         own = [at for at in range(weights.shape[1]) if _equal(returned[:, head], weights[:, at])]
         if len(own) != 1:
             return None
-        found.append(own[0])
-    return found if len(set(found)) == len(found) else None
+        order.append(own[0])
+    return order if len(set(order)) == len(order) else None
 
 
 def _in_another_order(returned: Tensor, weights: Tensor) -> bool:
@@ -249,10 +249,10 @@ def _with_dropout(subject: Subject) -> Iterator[Finding]:
     except (Inapplicable, TargetError):
         return
     returned = looked.result.weights
-    for seen in looked.attentions:
-        if returned is None or not _shape_fits(seen.weights, returned) or seen.softened is None:
+    for attention in looked.attentions:
+        if returned is None or not _shape_fits(attention.weights, returned) or attention.softened is None:
             continue
-        if _same(returned, seen.weights) and not _same(returned, seen.softened):
+        if _same(returned, attention.weights) and not _same(returned, attention.softened):
             gone, usual = int((returned == 0).sum()), _convention(subject)
             words = (
                 f"In training the weights that it returns have dropout in them: {gone} of {returned.numel()} are "
@@ -260,16 +260,16 @@ def _with_dropout(subject: Subject) -> Iterator[Finding]:
             )
             words += f" {usual} so." if usual else ""
             evidence = {"zeros": gone, "of": returned.numel()}
-            yield _finding(subject, seen, words, evidence, "warning" if usual else "error")
+            yield _finding(subject, attention, words, evidence, "warning" if usual else "error")
             return
 
 
 def _convention(subject: Subject) -> str:
     """Whose convention it is: modules built on a library's are not to be blamed for it."""
     parts = () if subject.module is None else tuple(subject.module.modules())
-    if any(isinstance(one, nn.MultiheadAttention) for one in parts):
+    if any(isinstance(part, nn.MultiheadAttention) for part in parts):
         return "PyTorch's own nn.MultiheadAttention returns them"
-    if any(type(one).__module__.startswith("transformers.models.") for one in parts):
+    if any(type(part).__module__.startswith("transformers.models.") for part in parts):
         return "Models of transformers return them"
     return ""
 

@@ -27,13 +27,15 @@ class Results:
     @property
     def untested(self) -> str:
         """Why the absence of errors would say too little, in words; "" where it does not."""
-        broken_off = sum("broke off" in one.reason for one in self.outcomes)
+        broken_off = sum("broke off" in outcome.reason for outcome in self.outcomes)
         if broken_off:
             return f"{broken_off} check{'s' if broken_off > 1 else ''} broke off"
-        if all(one.status == "n/a" for one in self.outcomes):
+        if all(outcome.status == "n/a" for outcome in self.outcomes):
             return "no check applies"
-        return "no attention was seen" if any(one.evidence.get("mixes") is False for one in self.findings) else ""
+        return (
+            "no attention was seen" if any(finding.evidence.get("mixes") is False for finding in self.findings) else ""
+        )
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        return tuple(one for one in self.findings if one.severity == "error")
+        return tuple(finding for finding in self.findings if finding.severity == "error")

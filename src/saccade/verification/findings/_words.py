@@ -29,9 +29,9 @@ def article(noun: str) -> str:
 def plain(value: Any) -> Any:
     """`value` as JSON has it: tensors and arrays as lists, numbers that JSON lacks and all else as words."""
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, Location):
         return dataclasses.asdict(value)
     if hasattr(value, "tolist"):  # tensors, arrays and their scalars

@@ -54,7 +54,7 @@ def _rendered(template: str, report: Results, generator: str) -> str:
         verdict=verdict(report),
         generator=generator,
         css=(folder / "report.css").read_text(encoding="utf-8"),
-        findings=[_finding(one) for one in report.findings],
+        findings=[_finding(finding) for finding in report.findings],
         checks={check.name: check for check in CHECKS},
         counts=_counts(report),
     )

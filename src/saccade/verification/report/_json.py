@@ -50,7 +50,9 @@ def as_json(report: Results) -> dict[str, Any]:
         >>> found["ok"], found["errors"], found["checks"][0]["status"]
         (True, 0, 'passed')
     """
-    counts = {kind: sum(one.severity == kind for one in report.findings) for kind in ("error", "warning", "note")}
+    counts = {
+        kind: sum(finding.severity == kind for finding in report.findings) for kind in ("error", "warning", "note")
+    }
     return {
         "format": FORMAT,
         "target": report.target,
@@ -63,7 +65,7 @@ def as_json(report: Results) -> dict[str, Any]:
         "errors": counts["error"],
         "warnings": counts["warning"],
         "notes": counts["note"],
-        "findings": [_finding(one) for one in report.findings],
+        "findings": [_finding(finding) for finding in report.findings],
         "checks": [
             {**dataclasses.asdict(outcome), "seconds": round(outcome.seconds, 3)} for outcome in report.outcomes
         ],

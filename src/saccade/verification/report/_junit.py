@@ -25,8 +25,8 @@ def as_junit(report: Results) -> str:
     """
     cases = [_case(outcome, report) for outcome in report.outcomes]
     named = {outcome.name for outcome in report.outcomes}
-    others = [one for one in report.findings if one.check not in named]
-    stopped = [one for one in others if one.severity == "error"]
+    others = [finding for finding in report.findings if finding.check not in named]
+    stopped = [finding for finding in others if finding.severity == "error"]
     if stopped:  # it could not even be imported or called
         cases.append(_failing("call", report, stopped, 0.0))
     counts = {
@@ -39,7 +39,9 @@ def as_junit(report: Results) -> str:
     root = _element("testsuites", {"name": "saccade verify", **counts})
     suite = _element("testsuite", {"name": report.target, **counts})
     suite.extend(cases)
-    said = "\n\n".join([verdict(report), *(finding_as_text(one) for one in others if one.severity != "error")])
+    said = "\n\n".join(
+        [verdict(report), *(finding_as_text(finding) for finding in others if finding.severity != "error")]
+    )
     suite.append(_element("system-out", {}, f"{said}\n\n{report.printed}".rstrip()))
     root.append(suite)
     ElementTree.indent(root, " ")
@@ -47,12 +49,12 @@ def as_junit(report: Results) -> str:
 
 
 def _case(outcome: Outcome, report: Results) -> ElementTree.Element:
-    own = [one for one in report.findings if one.check == outcome.name]
-    errors = [one for one in own if one.severity == "error"]
+    own = [finding for finding in report.findings if finding.check == outcome.name]
+    errors = [finding for finding in own if finding.severity == "error"]
     case = _failing(outcome.name, report, errors, outcome.seconds)
     if outcome.status == "n/a":
         case.append(_element("skipped", {"message": outcome.reason}))
-    rest = [finding_as_text(one) for one in own if one.severity != "error"]
+    rest = [finding_as_text(finding) for finding in own if finding.severity != "error"]
     if rest:
         case.append(_element("system-out", {}, "\n\n".join(rest)))
     return case
@@ -61,7 +63,7 @@ def _case(outcome: Outcome, report: Results) -> ElementTree.Element:
 def _failing(name: str, report: Results, errors: list[Finding], seconds: float) -> ElementTree.Element:
     case = _element("testcase", {"classname": report.target, "name": name, "time": f"{seconds:.3f}"})
     if errors:  # readers expect one failure for a case
-        text = "\n\n".join(finding_as_text(one) for one in errors)
+        text = "\n\n".join(finding_as_text(error) for error in errors)
         case.append(_element("failure", {"message": errors[0].message, "type": label(errors[0])}, text))
         location = errors[0].location
         if location is not None:

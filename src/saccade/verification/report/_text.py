@@ -75,7 +75,8 @@ def _clean(lines: Iterable[Line]) -> Iterator[Line]:
     """Without control characters, which a target may have put into its errors and which move a terminal's cursor."""
     for line in lines:
         yield tuple(
-            StyledText("".join(one if one.isprintable() else "?" for one in text), style) for text, style in line
+            StyledText("".join(character if character.isprintable() else "?" for character in text), style)
+            for text, style in line
         )
 
 
@@ -100,8 +101,10 @@ def _joined_lines(lines: Iterable[Line]) -> str:
 
 def verdict(report: Results) -> str:
     """The report in a sentence."""
-    counts = {status: sum(one.status == status for one in report.outcomes) for status in ("passed", "failed", "n/a")}
-    errors = list(dict.fromkeys(label(one) for one in report.errors))
+    counts = {
+        status: sum(outcome.status == status for outcome in report.outcomes) for status in ("passed", "failed", "n/a")
+    }
+    errors = list(dict.fromkeys(label(error) for error in report.errors))
     if not report.outcomes and errors:
         return f"No check could be run on {report.target}."
     if errors:
@@ -116,7 +119,7 @@ def verdict(report: Results) -> str:
         return f"None of the checks applies to {report.target}."
     if report.untested:
         return f"No attention was seen in {report.target}: only checks that any layer can pass have passed."
-    others = {kind: sum(one.severity == kind for one in report.findings) for kind in ("warning", "note")}
+    others = {kind: sum(finding.severity == kind for finding in report.findings) for kind in ("warning", "note")}
     also = joined([counted(count, kind) for kind, count in others.items() if count])
     passed = f"{counts['passed']} of {counted(len(report.outcomes), 'check')} passed{f', with {also}' if also else ''}"
     return f"No error found in {report.target}: {passed}{_left_out(report.outcomes)}."
@@ -124,8 +127,8 @@ def verdict(report: Results) -> str:
 
 def _left_out(outcomes: Sequence[Outcome]) -> str:
     """ "; 3 do not apply to it, and 2 could not be measured: scale and mixing"."""
-    open_ones = [one.name for one in outcomes if one.status == "n/a" and not one.measured]
-    apply = sum(one.status == "n/a" for one in outcomes) - len(open_ones)
+    open_ones = [outcome.name for outcome in outcomes if outcome.status == "n/a" and not outcome.measured]
+    apply = sum(outcome.status == "n/a" for outcome in outcomes) - len(open_ones)
     words = [f"{apply} {'does' if apply == 1 else 'do'} not apply to it"] if apply else []
     words += [f"{len(open_ones)} could not be measured: {joined(open_ones)}"] if open_ones else []
     return f"; {', and '.join(words)}" if words else ""
@@ -163,24 +166,24 @@ def _how_called(report: Results, width: int) -> Iterator[Line]:
 
 def _table(report: Results, width: int) -> Iterator[Line]:
     """A row for each check; what does not apply says why, the others what was promised."""
-    wide = max(len(one.name) for one in report.outcomes)
+    wide = max(len(row.name) for row in report.outcomes)
     for outcome in report.outcomes:
         word, style = _result(outcome, report.findings)
         first = wide + 2 + 7 + 2
-        told = _wrapped(outcome.reason if word in ("n/a", "unknown", "stopped") else "", width - first)
-        told = told or _wrapped(outcome.promise.rstrip("."), width - first) or [""]
-        yield StyledText(f"{outcome.name:{wide}}  "), StyledText(f"{word:7}  ", style), StyledText(told[0], "quiet")
-        for more in told[1:]:
+        words = _wrapped(outcome.reason if word in ("n/a", "unknown", "stopped") else "", width - first)
+        words = words or _wrapped(outcome.promise.rstrip("."), width - first) or [""]
+        yield StyledText(f"{outcome.name:{wide}}  "), StyledText(f"{word:7}  ", style), StyledText(words[0], "quiet")
+        for more in words[1:]:
             yield (StyledText(" " * first + more, "quiet"),)
 
 
 def _result(outcome: Outcome, findings: Sequence[Finding]) -> tuple[str, str]:
     if outcome.status == "failed":
-        own = any(label(one) == outcome.name and one.severity == "error" for one in findings)
+        own = any(label(finding) == outcome.name and finding.severity == "error" for finding in findings)
         return ("BROKEN", "bad") if own else ("stopped", "bad")  # by what is told under another family
     if outcome.status == "n/a":
         return ("n/a", "n/a") if outcome.measured else ("unknown", "warning")
-    warned = any(one.check == outcome.name and one.severity == "warning" for one in findings)
+    warned = any(finding.check == outcome.name and finding.severity == "warning" for finding in findings)
     return ("warning", "warning") if warned else ("ok", "ok")
 
 

@@ -22,20 +22,24 @@ def explained(
     """Findings with causes told apart from what follows, sorted; and outcomes that say so."""
     once = _without_repeats(findings)
     # what follows from one finding is no cause itself
-    once = [_as_note(one, by) if (by := _follows(one, once)) else one for one in once]
+    once = [_as_note(finding, by) if (by := _follows(finding, once)) else finding for finding in once]
     causes = _causes(checks, once)
-    sized = any(_is_of_size(one) for one in once)
-    why = [("robustness",) if sized and _only_stopped(one) else causes.get(one.check, ()) for one in once]
+    sized = any(_is_of_size(finding) for finding in once)
+    why = [("robustness",) if sized and _only_stopped(finding) else causes.get(finding.check, ()) for finding in once]
     demoted = [
-        _as_note(one, by) if by and _is_error(one) and not _stands_alone(one) else one
-        for one, by in zip(once, why, strict=True)
+        _as_note(finding, by) if by and _is_error(finding) and not _stands_alone(finding) else finding
+        for finding, by in zip(once, why, strict=True)
     ]
     return _sorted(checks, demoted), tuple(_outcome(outcome, demoted, findings) for outcome in outcomes)
 
 
 def _sorted(checks: Sequence[Check], findings: Sequence[Finding]) -> tuple[Finding, ...]:
     order = {check.name: at for at, check in enumerate(checks)}
-    return tuple(sorted(findings, key=lambda one: (_SEVERITIES.index(one.severity), order.get(one.check, len(order)))))
+    return tuple(
+        sorted(
+            findings, key=lambda finding: (_SEVERITIES.index(finding.severity), order.get(finding.check, len(order)))
+        )
+    )
 
 
 # The same error of the target's in several checks
@@ -43,14 +47,14 @@ def _sorted(checks: Sequence[Check], findings: Sequence[Finding]) -> tuple[Findi
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     """An error that the target raised at one place is reported by the check that looks for it, else by the first."""
-    told: list[Finding] = []
-    for one in findings:
-        same = next((at for at, other in enumerate(told) if _same(one, other)), None)
+    kept: list[Finding] = []
+    for finding in findings:
+        same = next((at for at, other in enumerate(kept) if _same(finding, other)), None)
         if same is None:
-            told.append(one)
-        elif _only_raised(told[same]) and not _only_raised(one):
-            told[same] = one
-    return told
+            kept.append(finding)
+        elif _only_raised(kept[same]) and not _only_raised(finding):
+            kept[same] = finding
+    return kept
 
 
 def _same(finding: Finding, other: Finding) -> bool:
@@ -94,9 +98,12 @@ def _error_kind(finding: Finding) -> tuple[str, ...] | None:
 def _causes(checks: Sequence[Check], findings: Sequence[Finding]) -> dict[str, tuple[str, ...]]:
     """For each check with errors, the checks whose errors explain them, near or far. Where two explain each other, the
     first in the order of the checks is the cause."""
-    broken = [check for check in checks if any(one.check == check.name and _is_error(one) for one in findings)]
+    broken = [
+        check for check in checks if any(finding.check == check.name and _is_error(finding) for finding in findings)
+    ]
     families = {
-        check.name: {one.family for one in findings if one.check == check.name and _is_error(one)} for check in broken
+        check.name: {finding.family for finding in findings if finding.check == check.name and _is_error(finding)}
+        for check in broken
     }
     near = {
         check.name: [
@@ -124,13 +131,13 @@ def _follows(finding: Finding, findings: Sequence[Finding]) -> tuple[str, ...]:
     masked = "mask" in str(finding.evidence.get("call", "")) and finding.family not in _MASKS
     nothing = finding.evidence.get("finite") == 0 or finding.evidence.get("mixes") is False
     return tuple(
-        one.check
-        for one in findings
-        if _is_error(one)
+        other.check
+        for other in findings
+        if _is_error(other)
         and (
-            (unused and one.evidence.get("depends_not_on") == "both")
-            or (masked and one.family in _MASKS)
-            or ((unused or nothing) and one.evidence.get("hides_all"))
+            (unused and other.evidence.get("depends_not_on") == "both")
+            or (masked and other.family in _MASKS)
+            or ((unused or nothing) and other.evidence.get("hides_all"))
         )
     )
 
@@ -145,29 +152,29 @@ def _is_error(finding: Finding) -> bool:
 
 
 def _reachable(name: str, near: dict[str, list[str]]) -> set[str]:
-    seen: set[str] = set()
+    reached: set[str] = set()
     left = [*near[name]]
     while left:
-        one = left.pop()
-        if one not in seen:
-            seen.add(one)
-            left += near[one]
-    return seen - {name}
+        check = left.pop()
+        if check not in reached:
+            reached.add(check)
+            left += near[check]
+    return reached - {name}
 
 
 def _as_note(finding: Finding, causes: tuple[str, ...]) -> Finding:
-    told = f"{finding.message.rstrip('.')}. Probably follows from {joined(causes)}."
-    return replace(finding, severity="note", message=told, fix="")  # what fixes the cause fixes it
+    message = f"{finding.message.rstrip('.')}. Probably follows from {joined(causes)}."
+    return replace(finding, severity="note", message=message, fix="")  # what fixes the cause fixes it
 
 
 def _outcome(outcome: Outcome, findings: Sequence[Finding], before: Sequence[Finding]) -> Outcome:
     """A check whose error was reported elsewhere, or follows from another, was not failed by itself."""
-    if outcome.status != "failed" or any(one.check == outcome.name and _is_error(one) for one in findings):
+    if outcome.status != "failed" or any(finding.check == outcome.name and _is_error(finding) for finding in findings):
         return outcome
-    if any(one.check == outcome.name for one in findings):
+    if any(finding.check == outcome.name for finding in findings):
         return replace(outcome, status="n/a", reason="what it found probably follows from another error")
-    first = next(one for one in before if one.check == outcome.name and _is_error(one))
-    told = next((one for one in findings if _same(one, first)), None)
+    first = next(finding for finding in before if finding.check == outcome.name and _is_error(finding))
+    same = next((finding for finding in findings if _same(finding, first)), None)
     return replace(
-        outcome, status="n/a", reason=f"stopped by the error reported under {told.check if told else 'another'}"
+        outcome, status="n/a", reason=f"stopped by the error reported under {same.check if same else 'another'}"
     )

@@ -112,9 +112,9 @@ def isolated(job: Job, limits: Limits) -> Iterator[Message | ChildOutput]:
         if child.death.stage == "looking":  # a check meets again what ended it
             job = replace(job, looks=False)
             continue
-        told = as_message(child.death, child.size)
-        yield told
-        if isinstance(told, TargetUnusable):
+        message_of_death = as_message(child.death, child.size)
+        yield message_of_death
+        if isinstance(message_of_death, TargetUnusable):
             break
         left.remove(child.death.stage)
         if hangs == MOST_HANGS:
@@ -256,9 +256,9 @@ def _kill(process: Any) -> None:
 
 def _started_by(pid: int) -> Iterator[int]:
     """The processes below a process, those in a session of their own too, where Linux tells."""
-    for told in Path(f"/proc/{pid}/task").glob("*/children"):
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            for child in map(int, told.read_text().split()):
+            for child in map(int, children.read_text().split()):
                 yield child
                 yield from _started_by(child)
 

@@ -26,13 +26,13 @@ def run_check(
     start = time.perf_counter()
     found, reason, measured = _run(check, subject)
     found += _of_others(check, found, others)
-    findings = tuple(replace(one, evidence=plain(one.evidence)) for one in found)
+    findings = tuple(replace(finding, evidence=plain(finding.evidence)) for finding in found)
     outcome = Outcome(check.name, check.family, check.promise, _status(findings, reason), reason, measured=measured)
     return replace(outcome, seconds=time.perf_counter() - start), findings
 
 
 def _status(findings: Sequence[Finding], reason: str) -> Literal["passed", "failed", "n/a"]:
-    if any(one.severity == "error" for one in findings):
+    if any(finding.severity == "error" for finding in findings):
         return "failed"
     return "n/a" if reason else "passed"
 
@@ -41,8 +41,8 @@ def _run(check: Check, subject: Subject) -> tuple[list[Finding], str, bool]:
     """What it found, why it could not go on, and whether it measured what it asks; a limit of ours is no finding about
     a model that is not small."""
     findings, reason, measured = _run_to_the_end(check, subject)
-    own = [one for one in findings if not _by_our_limit(one, subject)]
-    short = len(own) < len(findings) or any(one in reason.lower() for one in MEMORY_WORDS)
+    own = [finding for finding in findings if not _by_our_limit(finding, subject)]
+    short = len(own) < len(findings) or any(words in reason.lower() for words in MEMORY_WORDS)
     return own, _NO_MEMORY if short else reason, measured and not short
 
 
@@ -54,7 +54,9 @@ _OVERSIZED = 2**30  # bytes in one request, for inputs of some tokens
 def _by_our_limit(finding: Finding, subject: Subject) -> bool:
     """Whether a call, or a copy of ours, ran out of memory that was not asked for in one piece."""
     words = str(finding.evidence.get("raised", finding.message)).lower()
-    if finding.severity == "note" or not any(one in words for one in (*MEMORY_WORDS, "could not create a primitive")):
+    if finding.severity == "note" or not any(
+        known in words for known in (*MEMORY_WORDS, "could not create a primitive")
+    ):
         return False
     asked = re.search(r"tried to allocate (\d+) bytes", words)
     return size_of(subject.target) >= NOT_SMALL and not (asked and int(asked[1]) >= _OVERSIZED)
@@ -90,19 +92,19 @@ _ONCE = ("mask-meaning", "padding", "cache", "model", "compile", "weights")
 def _of_others(check: Check, findings: Sequence[Finding], others: Sequence[CallVariant]) -> list[Finding]:
     """Errors of the first other call that has some, where the plain call has none. Of a flag whose purpose is not
     known they are warnings: it may switch off on purpose what a check asks for."""
-    if any(one.severity == "error" for one in findings):
+    if any(finding.severity == "error" for finding in findings):
         return []
     for other in others:
         whole = other.subject.form == "tokens"
         if check.name in _ONCE and not (whole and check.name == "model"):
             continue
-        found = [one for one in _run(check, other.subject)[0] if one.severity == "error"]
+        errors = [finding for finding in _run(check, other.subject)[0] if finding.severity == "error"]
         if check.name == ("model" if whole else "robustness") and other.harmless and not other.named:
-            found.append(_differs(check, other))
-        if found:
+            errors.append(_differs(check, other))
+        if errors:
             severity: Severity = "error" if other.harmless else "warning"
-            message, evidence = f"With {other.words}: {found[0].message}", {**found[0].evidence, "call": other.words}
-            return [replace(found[0], severity=severity, message=message, evidence=evidence)]
+            message, evidence = f"With {other.words}: {errors[0].message}", {**errors[0].evidence, "call": other.words}
+            return [replace(errors[0], severity=severity, message=message, evidence=evidence)]
     return []
 
 
@@ -176,7 +178,7 @@ def _broke_off(check: Check, error: Exception) -> Finding:
     """An error that no call of the target raised: of its code where a line of it is to blame, else of Saccade's."""
     words = error_in_words(error)
     location = location_of(error)
-    if location is not None or any(one in words.lower() for one in MEMORY_WORDS):
+    if location is not None or any(known in words.lower() for known in MEMORY_WORDS):
         return raised(check, words, location)
     return Finding(
         check.name,

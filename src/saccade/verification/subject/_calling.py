@@ -157,7 +157,7 @@ def mask_tensor(mask: MaskReading, attend: Tensor, inputs: NamedInputs) -> Tenso
             kept = kept.unsqueeze(at)
     kept = kept.flatten(0, 1) if mask.merged else kept
     kept = kept.contiguous().to(next(iter(inputs.tensors.values())).device)
-    dtype = next((one.dtype for one in inputs.tensors.values() if one.is_floating_point()), torch.float32)
+    dtype = next((tensor.dtype for tensor in inputs.tensors.values() if tensor.is_floating_point()), torch.float32)
     if mask.meaning == "additive":
         fill = mask.fill if math.isinf(mask.fill) else max(mask.fill, torch.finfo(dtype).min)
         return torch.zeros(kept.shape, dtype=dtype, device=kept.device).masked_fill(~kept, fill)
@@ -235,8 +235,8 @@ def _single(
         real = given.padding[item][None, None, None].expand(1, 1, own.length, -1)
         pairs = real if pairs is None else pairs & real
     inputs = own.map(narrowed) if head is not None else own
-    one = CallRequest(inputs, pairs, None, given.flagged)
-    return _whole(target, reading, one)
+    request = CallRequest(inputs, pairs, None, given.flagged)
+    return _whole(target, reading, request)
 
 
 def _four(pairs: Tensor) -> Tensor:

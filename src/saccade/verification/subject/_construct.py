@@ -70,7 +70,7 @@ def construct(
         except Exception as error:
             words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             where = location_of(error)
-            if any(one in words.lower() for one in GPU_WORDS):
+            if any(known in words.lower() for known in GPU_WORDS):
                 raise TargetError(words, where) from error
             if where is not None and isinstance(error, (NameError, UnboundLocalError)):
                 raise TargetError(words, where) from error  # no argument fixes that
@@ -100,28 +100,32 @@ def _arguments(
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
         return given, {}
-    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    named = {one.name: one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = {
+        parameter.name: parameter
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
     taken = {
         name: value for name, value in given.items() if name in named or (open_ended and not _of_forward(target, name))
     }
     rest = {name: value for name, value in given.items() if name not in taken}
     sizes = _UsualSizes(hints, promise, given)
     used: set[str] = set()
-    for name, one in named.items():
+    for name, parameter in named.items():
         if name in taken:
             continue
-        if one.default is one.empty:
+        if parameter.default is parameter.empty:
             if re.fullmatch(_CONFIG, name):
-                taken[name] = _config(target, one, sizes, rest)
+                taken[name] = _config(target, parameter, sizes, rest)
                 own = taken[name]
-                used |= {one for one in rest if (one in own if isinstance(own, dict) else hasattr(own, one))}
+                used |= {field for field in rest if (field in own if isinstance(own, dict) else hasattr(own, field))}
             else:
                 taken[name] = _required(target, name, sizes)
-        elif _kind(name) == "dropout" and one.default == 0.0 and not isinstance(one.default, bool):
+        elif _kind(name) == "dropout" and parameter.default == 0.0 and not isinstance(parameter.default, bool):
             taken[name] = DROPOUT  # so that it can be seen to work; it is off outside training
-        elif told := sizes.told(name):
-            taken[name] = told
+        elif hinted := sizes.told(name):
+            taken[name] = hinted
     return taken, {name: value for name, value in rest.items() if name not in used}
 
 
@@ -217,15 +221,19 @@ def _filled(kind: type, sizes: _UsualSizes, given: Mapping[str, Any]) -> Any:
     except (NameError, TypeError):
         kinds = {}
     made = {}
-    for one in dataclasses.fields(kind):
-        if one.init and one.name in given:
-            made[one.name] = given[one.name]
-        elif one.init and one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
-            own = kinds.get(one.name)
+    for parameter in dataclasses.fields(kind):
+        if parameter.init and parameter.name in given:
+            made[parameter.name] = given[parameter.name]
+        elif (
+            parameter.init
+            and parameter.default is dataclasses.MISSING
+            and parameter.default_factory is dataclasses.MISSING
+        ):
+            own = kinds.get(parameter.name)
             if inspect.isclass(own) and dataclasses.is_dataclass(own):
-                made[one.name] = _filled(own, sizes, given)
+                made[parameter.name] = _filled(own, sizes, given)
             else:
-                made[one.name] = _required(kind, one.name, sizes)
+                made[parameter.name] = _required(kind, parameter.name, sizes)
     return kind(**made)
 
 
@@ -239,9 +247,9 @@ def _annotated(target: type, parameter: inspect.Parameter) -> type | None:
 def _nearby(target: type) -> type | None:
     """The one dataclass of the class's own file whose name says it is a configuration."""
     module = sys.modules.get(target.__module__, SimpleNamespace())
-    named = [one for name, one in vars(module).items() if re.search("config|args|cfg|params", name.lower())]
-    found = [one for one in named if inspect.isclass(one) and dataclasses.is_dataclass(one)]
-    return found[0] if len(found) == 1 else None
+    named = [value for name, value in vars(module).items() if re.search("config|args|cfg|params", name.lower())]
+    classes = [value for value in named if inspect.isclass(value) and dataclasses.is_dataclass(value)]
+    return classes[0] if len(classes) == 1 else None
 
 
 def _read_of(target: type, name: str) -> tuple[list[str], list[str]]:

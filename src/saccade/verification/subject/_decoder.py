@@ -60,7 +60,7 @@ class CachedDecoder:
         if self._subject.module is None:
             return []
         modules = self._subject.module.modules()
-        held = [value for one in modules for value in (*vars(one).values(), *one._buffers.values())]
+        held = [value for module in modules for value in (*vars(module).values(), *module._buffers.values())]
         held = [value for value in held if isinstance(value, (Tensor, list, tuple))]
         return list(kept_tensors(held))
 
@@ -69,7 +69,7 @@ class CachedDecoder:
         them, if they are many."""
         if self._cache.step is not None and piece.length > 1:
             single = [piece.cut(slice(at, at + 1)) for at in range(piece.length)]
-            return torch.cat([self(one) for one in single], -2)
+            return torch.cat([self(position) for position in single], -2)
         masked = self._needs_mask and self.position == 0 and piece.length > 1
         triangle = torch.ones(piece.length, piece.length, dtype=torch.bool).tril() if masked else None
         result = self.next_call(piece)(piece, pairs=triangle)
@@ -101,8 +101,8 @@ class CachedDecoder:
             call = _with_method(cache.step)
         # weights are not asked for: where they stand may differ, too
         out = reading.out if cache.out is None else cache.out
-        told = replace(reading, constants=keywords, call=call, out=out, weights=None)
-        return replace(self._subject, reading=told)
+        reading_of_step = replace(reading, constants=keywords, call=call, out=out, weights=None)
+        return replace(self._subject, reading=reading_of_step)
 
 
 def numbered(piece: NamedInputs, axes: str, start: int = 0) -> Tensor:
@@ -137,7 +137,7 @@ def picked_state(returned: Any, where: int | str | tuple[int, ...] | None) -> An
     if where is None:
         raise UnreadableResult("what it keeps is not among what it returns", None)
     if isinstance(where, tuple):
-        return tuple(picked_state(returned, one) for one in where)
+        return tuple(picked_state(returned, place) for place in where)
     try:
         return picked(returned, where)
     except UnreadableResult as error:
@@ -160,7 +160,7 @@ def pieces(inputs: NamedInputs, sizes: Sequence[int]) -> Iterator[NamedInputs]:
 
 def capacity(kept: Sequence[Tensor]) -> int:
     """The longest axis but the first and last of any tensor: how many positions a cache made beforehand may hold."""
-    return max((max(one.shape[1:-1], default=0) for one in kept if one.dim() >= 3), default=0)
+    return max((max(tensor.shape[1:-1], default=0) for tensor in kept if tensor.dim() >= 3), default=0)
 
 
 def kept_tensors(state: Any) -> Iterator[Tensor]:
@@ -170,7 +170,7 @@ def kept_tensors(state: Any) -> Iterator[Tensor]:
     elif isinstance(state, dict):
         yield from kept_tensors(list(state.values()))
     elif isinstance(state, (list, tuple)):
-        for one in state:
-            yield from kept_tensors(one)
+        for value in state:
+            yield from kept_tensors(value)
     elif hasattr(state, "__dict__") and not inspect.isroutine(state):
-        yield from kept_tensors([one for one in vars(state).values() if one is not state])
+        yield from kept_tensors([value for value in vars(state).values() if value is not state])

@@ -72,7 +72,7 @@ def promised(module: nn.Module, config: Any, promise: Promise) -> Promise:
     if promise.scale is not None or rule is None:
         return promise
     parts: list[Any] = list(module.modules())
-    layers = {int(one.layer_idx) for one in parts if isinstance(getattr(one, "layer_idx", None), int)} or {0}
+    layers = {int(part.layer_idx) for part in parts if isinstance(getattr(part, "layer_idx", None), int)} or {0}
     scales = {rule(config, at) for at in layers}
     return replace(promise, scale=scales.pop()) if len(scales) == 1 else promise
 

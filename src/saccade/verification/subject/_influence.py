@@ -57,10 +57,10 @@ def exactly(subject: Subject, compute: Callable[[Subject], Tensor]) -> Tensor | 
     try:
         exact = in_double(subject)
         with rounding:
-            found = compute(exact)
+            result = compute(exact)
     except (Inapplicable, TargetError, RuntimeError):
         return None
-    return None if rounding.found else found
+    return None if rounding.found else result
 
 
 def _rounds(operation: Any, given: tuple[Any, ...], out: Any) -> bool:
@@ -68,7 +68,7 @@ def _rounds(operation: Any, given: tuple[Any, ...], out: Any) -> bool:
     float32 rounds nothing."""
     if not isinstance(out, Tensor) or not out.is_floating_point() or out.dtype == torch.float64 or out.dim() < 2:
         return False
-    return any(isinstance(one, Tensor) and one.dtype == torch.float64 for one in given)
+    return any(isinstance(tensor, Tensor) and tensor.dtype == torch.float64 for tensor in given)
 
 
 def steady(subject: Subject, inputs: NamedInputs, **masks: Any) -> SteadySubject:
@@ -79,7 +79,7 @@ def steady(subject: Subject, inputs: NamedInputs, **masks: Any) -> SteadySubject
         if first.shape == second.shape and not difference(first, second).any():
             return called
     third = called(inputs, **masks)
-    noise = max(float(difference(first, one).max()) for one in (second, third) if one.shape == first.shape)
+    noise = max(float(difference(first, tensor).max()) for tensor in (second, third) if tensor.shape == first.shape)
     return replace(called, noise=noise)
 
 
@@ -103,8 +103,8 @@ def moved(called: SteadySubject, inputs: NamedInputs, other: NamedInputs, before
         return sizes
 
     def again(exact: Subject) -> Tensor:
-        call, given = replace(called, subject=exact), (one.to(torch.float64) for one in (inputs, other))
-        return difference(*(call(one, **masks) for one in given))
+        call, given = replace(called, subject=exact), (variant.to(torch.float64) for variant in (inputs, other))
+        return difference(*(call(variant, **masks) for variant in given))
 
     return small_as_zero(sizes, exactly(called.subject, again), largest, before.dtype, inputs.key_length)
 
@@ -135,7 +135,7 @@ def gradients(subject: Subject, inputs: NamedInputs, row: int, side: Side = "bot
     largest = float(sizes.max())
     if not ((sizes > 0) & (sizes <= FAINT * largest)).any():
         return sizes
-    exact = exactly(subject, lambda one: _gradients(one, inputs.to(torch.float64), row, side))
+    exact = exactly(subject, lambda double: _gradients(double, inputs.to(torch.float64), row, side))
     return small_as_zero(sizes, exact, largest, subject.dtype, inputs.key_length)
 
 
@@ -147,8 +147,12 @@ def _gradients(subject: Subject, inputs: NamedInputs, row: int, side: Side) -> T
         drawn = torch.Generator().manual_seed(SEED)
         weigh = torch.randn(out[..., row, :].shape, generator=drawn, dtype=torch.float64)
         chosen = list({id(given[name]): given[name] for name in given.on(side)}.values())
-        found = torch.autograd.grad((out[..., row, :] * weigh.to(out)).sum(), chosen, allow_unused=True)
-    sizes = [four(one).double().abs().nan_to_num(nan=0.0).amax((1, 3)).cpu() for one in found if one is not None]
+        gradients = torch.autograd.grad((out[..., row, :] * weigh.to(out)).sum(), chosen, allow_unused=True)
+    sizes = [
+        four(gradient).double().abs().nan_to_num(nan=0.0).amax((1, 3)).cpu()
+        for gradient in gradients
+        if gradient is not None
+    ]
     return torch.stack(sizes).amax(0) if sizes else torch.zeros(inputs.batch, inputs.length)
 
 
@@ -162,8 +166,8 @@ def is_causal(subject: Subject) -> bool:
     """By promise, else as found; one in between counts as what it is mostly."""
     if subject.promise.causal is not None:
         return subject.promise.causal
-    found = direction(subject)
-    return found == "causal" or (found == "neither" and hides_most(own_dependence(subject)))
+    way = direction(subject)
+    return way == "causal" or (way == "neither" and hides_most(own_dependence(subject)))
 
 
 def own_dependence(subject: Subject) -> Tensor:
@@ -178,10 +182,10 @@ def dependence(subject: Subject, length: int, batch: int = 2) -> Tensor:
     of its own sequence, and of the context where its own positions do not meet."""
     inputs = subject.one_sequence(subject.inputs(batch, length))
     called = steady(subject, inputs)
-    found = effects(called, inputs, side=sequence_side(subject))
-    if subject.form == "cross" and not off_diagonal(found > 0).any():
+    sizes = effects(called, inputs, side=sequence_side(subject))
+    if subject.form == "cross" and not off_diagonal(sizes > 0).any():
         return effects(called, inputs, side="key")
-    return found
+    return sizes
 
 
 def at_lengths(subject: Subject, wanted: Iterable[int], measure: Callable[[int], T | None]) -> dict[int, T]:
@@ -190,7 +194,7 @@ def at_lengths(subject: Subject, wanted: Iterable[int], measure: Callable[[int],
     Raises:
         TargetError: it takes none of them.
     """
-    found: dict[int, T] = {}
+    by_length: dict[int, T] = {}
     raised: TargetError | None = None
     only = subject.reading.only_length
     for length in sorted(wanted) if only is None else [only]:
@@ -200,10 +204,10 @@ def at_lengths(subject: Subject, wanted: Iterable[int], measure: Callable[[int],
             except TargetError as error:
                 raised = error
             else:
-                found |= {} if measured is None else {length: measured}
-    if not found and raised is not None:
+                by_length |= {} if measured is None else {length: measured}
+    if not by_length and raised is not None:
         raise raised
-    return found
+    return by_length
 
 
 def sequence_side(subject: Subject) -> Side:
@@ -223,10 +227,10 @@ def direction_of(sizes: Tensor) -> Direction:
 
 def hides_most(sizes: Tensor) -> bool:
     """Whether outputs are kept from more than half of what comes later, and see more of what comes before."""
-    seen = sizes > 0
+    visible = sizes > 0
     length = sizes.shape[-1]
-    pairs = max(seen[..., 0, 0].numel() * length * (length - 1) // 2, 1)
-    after, before = int(above_diagonal(seen).sum()), int(above_diagonal(seen.mT).sum())
+    pairs = max(visible[..., 0, 0].numel() * length * (length - 1) // 2, 1)
+    after, before = int(above_diagonal(visible).sum()), int(above_diagonal(visible.mT).sum())
     return (after < pairs / 2 and after < before) or _one_sided(sizes)
 
 

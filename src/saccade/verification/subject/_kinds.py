@@ -29,7 +29,7 @@ def check(target: Any) -> None:
     if isinstance(target, nn.Module) and type(target).forward is nn.Module.forward and "forward" not in vars(target):
         raise TypeError(f"target: {_in_words(target)} has no forward of its own; give a module that has one")
     if inspect.isclass(target):
-        if not {"forward", "__call__"} & {name for one in target.__mro__ for name in vars(one)}:
+        if not {"forward", "__call__"} & {name for kind in target.__mro__ for name in vars(kind)}:
             raise TypeError(f"target: instances of the class {target.__name__} cannot be called; {EXPECTED}")
     elif not callable(target) and not isinstance(target, LoadedModel):
         raise TypeError(f"target: {_in_words(target)} cannot be called; {EXPECTED}")

@@ -91,7 +91,7 @@ def _called_with_padding(module: nn.Transformer, x: Tensor, context: Tensor, pad
 
 def _config_within(layer: nn.Module) -> Any:
     """That of the attention inside of a block."""
-    return next((one.config for one in layer.modules() if hasattr(one, "config")), None)
+    return next((module.config for module in layer.modules() if hasattr(module, "config")), None)
 
 
 def _rotary(file: Any, config: Any) -> nn.Module:
@@ -105,6 +105,6 @@ def _rotary(file: Any, config: Any) -> nn.Module:
 def _weights(returned: Any) -> int | None:
     if not isinstance(returned, tuple):
         return None
-    found = [at for at, one in enumerate(returned) if at and isinstance(one, Tensor) and one.dim() == 4]
+    places = [at for at, tensor in enumerate(returned) if at and isinstance(tensor, Tensor) and tensor.dim() == 4]
     # T5 returns its position bias before the weights, (1, H, L, L).
-    return next((at for at in found if returned[at].shape[0] == returned[0].shape[0]), None)
+    return next((at for at in places if returned[at].shape[0] == returned[0].shape[0]), None)

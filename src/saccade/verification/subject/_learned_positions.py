@@ -46,11 +46,11 @@ class _PositionRows(FunctionMode):
         try:
             call.result = func(*args, **kwargs)
         except Exception:
-            self.failed = taking or any(self._follows.get(one) == "taken" for one in call.given)
+            self.failed = taking or any(self._follows.get(tensor) == "taken" for tensor in call.given)
             raise
         first, others = call.given[:1], call.given[1:]
-        alone = all(isinstance(one, nn.Parameter) or one.dim() == 0 for one in others)  # not: gain * x
-        if taking or (call.name in _TURNING and any(self._follows.get(one) == "taken" for one in first)):
+        alone = all(isinstance(tensor, nn.Parameter) or tensor.dim() == 0 for tensor in others)  # not: gain * x
+        if taking or (call.name in _TURNING and any(self._follows.get(tensor) == "taken" for tensor in first)):
             self._follows.put_all(call.made, "taken")
         elif call.name in _TURNING and alone and any(map(self._is_table, first)):
             self._follows.put_all(call.made, "table")
@@ -64,10 +64,11 @@ class _PositionRows(FunctionMode):
         if self._tokens is None:
             return False
         tokens = self._tokens.flatten()
-        places = [one.flatten() for one in given if one.dtype in (torch.int64, torch.int32)]
+        places = [tensor.flatten() for tensor in given if tensor.dtype in (torch.int64, torch.int32)]
         return any(
-            one.numel() == len(tokens) and (torch.equal(one.to(tokens), tokens) or bool((one == one[0]).all()))
-            for one in places
+            tensor.numel() == len(tokens)
+            and (torch.equal(tensor.to(tokens), tokens) or bool((tensor == tensor[0]).all()))
+            for tensor in places
         )
 
 

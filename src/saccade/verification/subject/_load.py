@@ -49,7 +49,7 @@ def split(named: str) -> tuple[Path, str]:
     if file.suffix != ".py":
         raise ValueError(f'target {named!r}: expected "path/to/file.py:Name" or "hf:DIR_OR_ID"')
     if not file.is_file():
-        near = sorted(one.name for one in file.parent.glob("*.py")) if file.parent.is_dir() else []
+        near = sorted(other.name for other in file.parent.glob("*.py")) if file.parent.is_dir() else []
         there = f"; the folder holds {', '.join(near[:8])}" if near else ""
         raise ValueError(f"target {named!r}: there is no file {path}{there}")
     return file.resolve(), name
@@ -85,16 +85,16 @@ def _imported(path: Path) -> ModuleType:
 
 def _named(module: ModuleType, path: Path, name: str) -> Any:
     try:
-        found = functools.reduce(getattr, name.split("."), module)
+        value = functools.reduce(getattr, name.split("."), module)
     except AttributeError:
         there = ", ".join(_candidates(module)) or "nothing that looks like attention"
         raise ValueError(f"target {shown_path(str(path))}:{name}: there is no {name} in it; it holds {there}") from None
-    if not callable(found):
-        kind = type(found).__name__
+    if not callable(value):
+        kind = type(value).__name__
         raise ValueError(
             f"target {shown_path(str(path))}:{name}: it is of type {kind}; expected a function, an nn.Module or a class"
         )
-    return found
+    return value
 
 
 def _only(module: ModuleType, path: Path) -> Any:
@@ -115,7 +115,7 @@ def _kind(result: Any) -> str:
 
 def _candidates(module: ModuleType) -> list[str]:
     """What may be attention: modules, their classes, and functions with three inputs or a telling name, made here."""
-    return [name for name, found in vars(module).items() if not name.startswith("_") and _may_be(found, name, module)]
+    return [name for name, value in vars(module).items() if not name.startswith("_") and _may_be(value, name, module)]
 
 
 def _may_be(result: Any, name: str, module: ModuleType) -> bool:
@@ -128,6 +128,6 @@ def _may_be(result: Any, name: str, module: ModuleType) -> bool:
     if not inspect.isfunction(result):
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    inputs = [one for one in inspect.signature(result).parameters.values() if one.kind in kinds]
-    first = "".join(one.name[:1].lower() for one in inputs[:3])
+    inputs = [parameter for parameter in inspect.signature(result).parameters.values() if parameter.kind in kinds]
+    first = "".join(parameter.name[:1].lower() for parameter in inputs[:3])
     return ("att" in name.lower() and len(inputs) > 0) or first == "qkv"

@@ -43,7 +43,7 @@ def takes_tokens(target: Any) -> bool:
     """Whether a module is a whole model, of token numbers or of images; seen by calling it."""
     if isinstance(target, LoadedModel | TokenModel | PatchModel) or is_transformers(target) or _is_saccade(target):
         return True
-    if not isinstance(target, nn.Module) or not any(isinstance(one, nn.Embedding) for one in target.modules()):
+    if not isinstance(target, nn.Module) or not any(isinstance(module, nn.Embedding) for module in target.modules()):
         return False
     return _table(target) is not None
 
@@ -57,8 +57,8 @@ def token_subject(target: Any, promise: Promise | None = None) -> Subject:
     promise = promise or Promise()
     if isinstance(target, LoadedModel):
         subject = token_subject(target.model, promise)
-        told = replace(subject.reading, assumed=(*target.assumed, *subject.reading.assumed))
-        return replace(subject, reading=told)
+        reading = replace(subject.reading, assumed=(*target.assumed, *subject.reading.assumed))
+        return replace(subject, reading=reading)
     if is_transformers(target):
         return transformers_subject(target, promise)
     if _is_saccade(target):
@@ -74,10 +74,10 @@ def _is_saccade(target: Any) -> bool:
 
 
 def _plain_module(module: nn.Module, promise: Promise) -> Subject:
-    found = _table(module)
-    if found is None:
+    table = _table(module)
+    if table is None:
         raise Undecided(f"{type(module).__name__} takes no token numbers: an input (batch, length) of them fails")
-    vocabulary, names, two = found
+    vocabulary, names, two = table
     target: nn.Module = module.eval()
     masks: tuple[MaskReading, ...] = ()
     assumed: tuple[str, ...] = ()
@@ -154,8 +154,12 @@ def _needed(module: nn.Module) -> list[str]:
     """The arguments of its forward that have no default."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     taken = inspect.signature(module.forward).parameters.values()
-    needed = [one.name for one in taken if one.default is _EMPTY and one.kind in kinds and one.name not in _STARTS]
-    return needed or [one.name for one in taken if one.kind in kinds][:1]
+    needed = [
+        parameter.name
+        for parameter in taken
+        if parameter.default is _EMPTY and parameter.kind in kinds and parameter.name not in _STARTS
+    ]
+    return needed or [parameter.name for parameter in taken if parameter.kind in kinds][:1]
 
 
 _STARTS = ("start_pos", "start_position", "offset", "past_length", "pos_offset", "cur_pos")
@@ -176,7 +180,7 @@ def _output_place(returned: Any, length: int) -> int | str | None:
     if fits(returned):
         return None
     if isinstance(returned, (tuple, list)):
-        return next((at for at, one in enumerate(returned) if fits(one)), _NOWHERE)
+        return next((at for at, item in enumerate(returned) if fits(item)), _NOWHERE)
     return next((name for name in ("logits", "last_hidden_state") if fits(_item(returned, name))), _NOWHERE)
 
 

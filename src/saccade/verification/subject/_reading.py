@@ -185,7 +185,7 @@ class WithContext:
     call: Any = None
 
     def __call__(self, target: Any, *places: Any, **keywords: Any) -> Any:
-        first = next(one for one in (*places, *keywords.values()) if isinstance(one, Tensor))
+        first = next(tensor for tensor in (*places, *keywords.values()) if isinstance(tensor, Tensor))
         context = self._context(first)
         if self.name is None:
             places = (*places[:1], context, *places[1:])

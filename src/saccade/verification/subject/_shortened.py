@@ -52,7 +52,7 @@ def size_of(target: Any) -> int:
     model = target.model if isinstance(target, LoadedModel) else target
     if not isinstance(model, nn.Module):
         return 0
-    return sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
+    return sum(parameter.numel() * parameter.element_size() for parameter in (*model.parameters(), *model.buffers()))
 
 
 # Layers
@@ -93,7 +93,13 @@ def _kept(layers: nn.ModuleList, config: Any) -> list[int]:
 def _kind(layer: nn.Module) -> tuple[Any, ...]:
     """What tells a layer from another: its classes, shapes, settings and what was set or hooked into it."""
     return tuple(
-        (name, type(part), _settings(part), tuple(one.shape for one in part.parameters(recurse=False)), _hooks(part))
+        (
+            name,
+            type(part),
+            _settings(part),
+            tuple(parameter.shape for parameter in part.parameters(recurse=False)),
+            _hooks(part),
+        )
         for name, part in layer.named_modules()
     )
 
@@ -131,7 +137,7 @@ def _config_of(module: nn.Module, owner: str) -> Any:
     """The configuration of the module that holds the layers, or of the nearest one around it."""
     names = owner.split(".") if owner else []
     around: list[Any] = [module.get_submodule(".".join(names[:count])) for count in range(len(names), -1, -1)]
-    return next((one.config for one in around if hasattr(one, "config")), None)
+    return next((module.config for module in around if hasattr(module, "config")), None)
 
 
 def _shorten_config(config: Any, count: int, kept: list[int]) -> None:
@@ -147,7 +153,7 @@ def _shorten_config(config: Any, count: int, kept: list[int]) -> None:
 
 def _without_tokens(module: nn.Module) -> Iterator[str]:
     parts = list(module.modules())
-    sizes = {one.num_embeddings for one in parts if isinstance(one, nn.Embedding)}
+    sizes = {table.num_embeddings for table in parts if isinstance(table, nn.Embedding)}
     vocabulary = max(sizes, default=0)
     if vocabulary < 2 * _TOKENS:
         return

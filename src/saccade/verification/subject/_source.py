@@ -38,8 +38,8 @@ class Source:
 
 def sources(target: Any) -> tuple[Source, ...]:
     """The classes of a module and of its parts, or a function, without what PyTorch, Python and Saccade define."""
-    found = [source for one in _parts(target) for source in _sources(one)]
-    return tuple(dict.fromkeys(found))
+    every = [source for part in _parts(target) for source in _sources(part)]
+    return tuple(dict.fromkeys(every))
 
 
 def line_with(subject: Subject, pattern: str) -> Location | None:
@@ -63,7 +63,7 @@ def return_of_several(subject: Subject) -> Location | None:
     """The last `return a, b` of the target's own call: its `forward`, or the function."""
     for source, tree in _parsed(subject):
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        for function in sorted(functions, key=lambda one: one.name not in ("forward", "__call__")):
+        for function in sorted(functions, key=lambda node: node.name not in ("forward", "__call__")):
             returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
             tuples = [node for node in returns if isinstance(node.value, ast.Tuple)]
             if tuples:
@@ -74,8 +74,8 @@ def return_of_several(subject: Subject) -> Location | None:
 def thrown_away(subject: Subject) -> Location | None:
     """A line that computes something and does nothing with it: a submodule that is called, an operation of tensors."""
     parts: set[str] = set()
-    for one in subject.module.modules() if subject.module is not None else ():
-        parts |= set(one._modules)
+    for module in subject.module.modules() if subject.module is not None else ():
+        parts |= set(module._modules)
     for source, tree in _parsed(subject):
         for node in ast.walk(tree):
             if isinstance(node, ast.Expr) and _computes(node.value, parts):
@@ -100,16 +100,16 @@ _PURE = ("masked_fill", "transpose", "permute", "view", "reshape", "contiguous",
 
 def taken_twice(subject: Subject) -> list[tuple[str, Location]]:
     """Names that are given the same part of something, with their lines: k = qkv[1], v = qkv[1]."""
-    found: list[tuple[str, Location]] = []
+    pairs_of: list[tuple[str, Location]] = []
     for source, tree in _parsed(subject):
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             given: dict[str, dict[str, int]] = {}
             for name, value in _assigned(function):
-                if any(isinstance(one, (ast.Subscript, ast.Call)) for one in ast.walk(value)):
+                if any(isinstance(node, (ast.Subscript, ast.Call)) for node in ast.walk(value)):
                     given.setdefault(ast.dump(value), {})[name] = value.lineno - 1
             twice = (names for names in given.values() if len(names) > 1)
-            found += [(name, source.location(at)) for names in twice for name, at in names.items()]
-    return found
+            pairs_of += [(name, source.location(at)) for names in twice for name, at in names.items()]
+    return pairs_of
 
 
 def _assigned(function: ast.FunctionDef) -> Iterator[tuple[str, ast.expr]]:
@@ -121,7 +121,7 @@ def _assigned(function: ast.FunctionDef) -> Iterator[tuple[str, ast.expr]]:
         pairs = [(target, node.value)]
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
             pairs = list(zip(target.elts, node.value.elts, strict=False))
-        yield from ((one.id, value) for one, value in pairs if isinstance(one, ast.Name))
+        yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))
 
 
 def block_around(subject: Subject, line: Location, *names: str) -> Location | None:
@@ -156,11 +156,11 @@ def _nodes_around(
 
 def _returns(node: ast.AST) -> Iterator[ast.Return]:
     """Those of a function, without those of functions in it."""
-    for one in ast.iter_child_nodes(node):
-        if isinstance(one, ast.Return):
-            yield one
-        elif not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            yield from _returns(one)
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Return):
+            yield child
+        elif not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from _returns(child)
 
 
 def _parts(target: Any) -> Iterator[Any]:
@@ -168,9 +168,9 @@ def _parts(target: Any) -> Iterator[Any]:
     target = _plain(target)
     if isinstance(target, nn.Module):
         for part in target.modules():
-            yield from (one for one in type(part).__mro__ if one not in (object, nn.Module))
+            yield from (kind for kind in type(part).__mro__ if kind not in (object, nn.Module))
     elif inspect.isclass(target):
-        yield from (one for one in target.__mro__ if one not in (object, nn.Module))
+        yield from (kind for kind in target.__mro__ if kind not in (object, nn.Module))
     elif inspect.isroutine(target):
         yield target
     else:
@@ -248,23 +248,23 @@ class DropoutRate:
 
 def rates_of(subject: Subject) -> tuple[DropoutRate, ...]:
     """Every dropout module, and every number between 0 and 1 that is named as one."""
-    found = []
-    for path, one in (subject.module or nn.Module()).named_modules():
-        if isinstance(one, _DropoutNd):
-            found.append(DropoutRate(path, "", one.p))
+    rates = []
+    for path, module in (subject.module or nn.Module()).named_modules():
+        if isinstance(module, _DropoutNd):
+            rates.append(DropoutRate(path, "", module.p))
             continue
-        for name, value in vars(one).items():
+        for name, value in vars(module).items():
             if "drop" in name.lower() and type(value) in (float, int) and 0 <= value < 1:
-                found.append(DropoutRate(path, name, float(value)))
-    return tuple(found)
+                rates.append(DropoutRate(path, name, float(value)))
+    return tuple(rates)
 
 
 def with_rates(subject: Subject, rates: tuple[DropoutRate, ...], rate: float) -> Subject:
     """A copy with these dropout rates set to another one."""
     new = subject.fresh()
-    for one in rates:
+    for place in rates:
         assert new.module is not None
-        setattr(new.module.get_submodule(one.owner), one.name or "p", rate)
+        setattr(new.module.get_submodule(place.owner), place.name or "p", rate)
     return new
 
 

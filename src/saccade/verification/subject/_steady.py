@@ -49,7 +49,7 @@ def vivid(subject: Subject) -> Subject:
     if subject.module is None:
         return subject
     generator = torch.Generator().manual_seed(0)
-    tables = {id(one.weight) for one in subject.module.modules() if isinstance(one, nn.Embedding)}
+    tables = {id(module.weight) for module in subject.module.modules() if isinstance(module, nn.Embedding)}
     with torch.no_grad():
         for parameter in subject.module.parameters():
             if not parameter.is_floating_point() or not parameter.numel():

@@ -84,7 +84,7 @@ class Subject:
             name: torch.randn(shape, generator=generator, dtype=torch.float64).mul(spread)
             for name, shape in self._shapes(batch, length, key_length).items()
         }
-        return NamedInputs({name: one.to(self.device, dtype or self.dtype) for name, one in drawn.items()})
+        return NamedInputs({name: tensor.to(self.device, dtype or self.dtype) for name, tensor in drawn.items()})
 
     def __call__(
         self, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
@@ -121,13 +121,13 @@ class Subject:
         if self.module is None:
             yield
             return
-        modes = {name: one.training for name, one in self.module.named_modules()}
+        modes = {name: module.training for name, module in self.module.named_modules()}
         self.module.train()
         try:
             yield
         finally:
-            for name, one in self.module.named_modules():
-                one.training = modes.get(name, False)
+            for name, module in self.module.named_modules():
+                module.training = modes.get(name, False)
 
     def fresh(self) -> Subject:
         """A copy of its own to change: other dtype, training steps, hooks. Functions come as they are."""
@@ -167,7 +167,7 @@ class Subject:
 
         Other forms as they are, and keys or values of a width of their own.
         """
-        if self.form != "qkv" or len({one.shape[-1] for one in inputs.tensors.values()}) > 1:
+        if self.form != "qkv" or len({tensor.shape[-1] for tensor in inputs.tensors.values()}) > 1:
             return inputs
         return replace(inputs, tensors=dict.fromkeys(inputs.tensors, inputs["query"]))
 
@@ -211,11 +211,11 @@ def _copied(module: nn.Module) -> nn.Module:
 
 def _as(reading: Reading, dtype: torch.dtype | None, device: torch.device | str | None) -> Reading:
     """The reading with its floating-point constants of a dtype, and all its tensors on a device."""
-    if not any(isinstance(one, Tensor) for one in reading.constants.values()):
+    if not any(isinstance(tensor, Tensor) for tensor in reading.constants.values()):
         return reading
     constants = {
-        name: one.to(device, dtype if one.is_floating_point() else None) if isinstance(one, Tensor) else one
-        for name, one in reading.constants.items()
+        name: tensor.to(device, dtype if tensor.is_floating_point() else None) if isinstance(tensor, Tensor) else tensor
+        for name, tensor in reading.constants.items()
     }
     return replace(reading, constants=constants)
 
@@ -231,13 +231,15 @@ def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     A function that a module keeps, and that reaches the module's parts as its variables, reaches the copy's:
     `copy.deepcopy` leaves functions as they are, and the copy would compute with parts of the original.
     """
-    kept = [value for one in module.modules() for value in vars(one).values() if type(value) not in _PLAIN]
+    kept = [value for part in module.modules() for value in vars(part).values() if type(value) not in _PLAIN]
     # Most of a module is hooks that it does not have: copying those one by one takes longer than copying the rest.
-    empty = [one for one in kept if type(one) in (dict, OrderedDict) and not one]
-    memo: dict[int, Any] = {id(one): type(one)() for one in empty}
-    held = tree_leaves([one for one in kept if id(one) not in memo])
-    memo |= {id(one): one.detach().clone() for one in held if isinstance(one, Tensor) and not one.is_leaf}
-    memo |= {id(one): one for one in shared}
+    empty = [item for item in kept if type(item) in (dict, OrderedDict) and not item]
+    memo: dict[int, Any] = {id(item): type(item)() for item in empty}
+    held = tree_leaves([item for item in kept if id(item) not in memo])
+    memo |= {
+        id(tensor): tensor.detach().clone() for tensor in held if isinstance(tensor, Tensor) and not tensor.is_leaf
+    }
+    memo |= {id(tensor): tensor for tensor in shared}
     new = copy.deepcopy(module, memo)
     for part in new.modules():
         for name, value in list(vars(part).items()):

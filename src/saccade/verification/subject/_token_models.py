@@ -117,4 +117,4 @@ def longest_input(module: nn.Module) -> int | None:
         if isinstance(part, nn.Embedding) and ("pos" in name.lower() or name.endswith("wpe")):
             # RoBERTa counts positions from behind its padding index.
             limits.append(part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1))
-    return min((one for one in limits if isinstance(one, int) and one > 0), default=None)
+    return min((value for value in limits if isinstance(value, int) and value > 0), default=None)

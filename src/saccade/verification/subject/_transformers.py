@@ -84,7 +84,7 @@ def _positioned_part(module: Any) -> tuple[Any, str, tuple[str, ...]]:
     """The part of a model that gives something for each position, and the name of it: a classifier's body."""
     for part in dict.fromkeys((module, module.base_model)):
         try:
-            found = _of_tokens(part)
+            returned = _of_tokens(part)
         except TargetError as error:
             if part is not module:
                 continue  # it reads what its heads make of the tokens
@@ -95,7 +95,7 @@ def _positioned_part(module: Any) -> tuple[Any, str, tuple[str, ...]]:
                 ) from None
             raise
         for name in ("logits", "last_hidden_state"):
-            out = getattr(found, name, None)
+            out = getattr(returned, name, None)
             if isinstance(out, Tensor) and out.dim() == 3 and out.shape[:2] == (2, 5):
                 whole = part is module
                 why = f"{type(module).__name__} gives no output for each position: its {type(part).__name__} is tested"
@@ -110,14 +110,14 @@ def _encoder_decoder(module: Any, promise: Promise) -> Subject:
     vocabulary = _vocabulary(module)
     masks = tuple(name if name in taken else None for name in ("attention_mask", "decoder_attention_mask"))
     whole = EncoderDecoderModel(module.eval(), ("input_ids", "decoder_input_ids"), masks, vocabulary)  # type: ignore[arg-type]
-    found = guarded(whole, torch.ones(2, 5, dtype=torch.long, device=module.device))
+    returned = guarded(whole, torch.ones(2, 5, dtype=torch.long, device=module.device))
     cached = "past_key_values" in taken and "use_cache" in taken
     reading = Reading(
         "tokens",
         "BL",
         0,
         *heads_of(module.config),
-        out="logits" if hasattr(found, "logits") else "last_hidden_state",
+        out="logits" if hasattr(returned, "logits") else "last_hidden_state",
         masks=(MaskReading("attention_mask", "BK", "attend", "int64"),) if masks[1] else (),
         vocabulary=vocabulary,
         max_length=longest_input(module),
@@ -159,7 +159,7 @@ def _says_causal(module: Any) -> bool | None:
     """By its configuration, by what its attention layers say of themselves, else by its class."""
     if getattr(module.config, "causal", None) is False or getattr(module.config, "attn_type", None) == "bi":
         return False  # XLM, FlauBERT and XLNet predict words with both sides in view
-    said = {bool(one.is_causal) for one in _read_by(module) if isinstance(getattr(one, "is_causal", None), bool)}
+    said = {bool(part.is_causal) for part in _read_by(module) if isinstance(getattr(part, "is_causal", None), bool)}
     if len(said) == 1:
         return said.pop() or bool(getattr(module.config, "is_decoder", False))
     name = type(module).__name__
@@ -193,8 +193,8 @@ def _vocabulary(module: Any) -> int:
     """The tokens that both its encoder and its decoder know, where it has the two."""
     decoder = module.get_decoder() if getattr(module.config, "is_encoder_decoder", False) else None
     tables = [module.get_input_embeddings(), getattr(decoder, "embed_tokens", None)]
-    weights = [getattr(one, "weight", None) for one in tables if not isinstance(one, nn.Linear)]
-    sizes = [len(one) for one in weights if isinstance(one, Tensor) and one.dim() == 2]
+    weights = [getattr(part, "weight", None) for part in tables if not isinstance(part, nn.Linear)]
+    sizes = [len(tensor) for tensor in weights if isinstance(tensor, Tensor) and tensor.dim() == 2]
     if not sizes:
         raise Undecided(f"{type(module).__name__} reads no tokens of a text")
     return min(sizes)

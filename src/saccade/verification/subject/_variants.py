@@ -115,29 +115,31 @@ def _differing(subject: Subject, causal: bool | None) -> Iterator[CallVariant]:
     plain, before = _compared(subject, causal)
     if not before:
         return
-    few = [before[0], *(one for one in before if "padding" in one[0].masks)][:2]
+    few = [before[0], *(pair for pair in before if "padding" in pair[0].masks)][:2]
     apart: list[_Change] = []
     for changes in calls:
-        reading = None if any(one in apart for one in changes) else _taken(plain, changes, *before[0])
+        reading = None if any(change in apart for change in changes) else _taken(plain, changes, *before[0])
         if reading is None:
             continue
         compared = before if len(changes) == 1 or subject.form != "tokens" else few
         by, size, where = _apart(replace(plain, reading=reading), compared)
         if by > 0:
             apart += changes
-            harmless = all(one.harmless for one in changes)
+            harmless = all(change.harmless for change in changes)
             other = replace(subject, reading=replace(reading, constants=_constants(subject.reading, changes)))
             if harmless and causal is not None:
                 other = replace(other, promise=replace(other.promise, causal=causal))
-            yield CallVariant(" and ".join(one.words for one in changes), other, harmless, by, size, where)
+            yield CallVariant(" and ".join(change.words for change in changes), other, harmless, by, size, where)
 
 
 def _compared(subject: Subject, causal: bool | None) -> tuple[Subject, list[tuple[_Situation, Tensor]]]:
     """The target as it is compared, and what it gives: in float64, or as it is where that is not finite. Masks of the
     least float64 are -inf as soon as a softmax is taken in float32."""
-    for copy in (exact, lambda one: vivid(one.fresh())):
+    for copy in (exact, lambda variant: vivid(variant.fresh())):
         plain = with_rates(copy(subject), rates_of(subject), 0.0)
-        before = [(one, out) for one in _situations(plain, causal) if (out := one.output(plain)) is not None]
+        before = [
+            (situation, out) for situation in _situations(plain, causal) if (out := situation.output(plain)) is not None
+        ]
         if all(out.isfinite().all() for _, out in before):
             return plain, before
     return plain, []
@@ -150,11 +152,11 @@ def _calls(subject: Subject, causal: bool | None) -> list[tuple[_Change, ...]]:
     """Those with the fewest changes first; of modules and large models those with at most two."""
     whole = subject.form == "tokens"
     changes = [*(_whole_flags(subject) if whole else _flags(subject)), *_masks(subject, causal)]
-    kinds = dict.fromkeys(one.kind for one in changes)
-    options = [[None, *(one for one in changes if one.kind == kind)] for kind in kinds]
-    calls = [tuple(one for one in chosen if one is not None) for chosen in product(*options)]
+    kinds = dict.fromkeys(change.kind for change in changes)
+    options = [[None, *(change for change in changes if change.kind == kind)] for kind in kinds]
+    calls = [tuple(change for change in chosen if change is not None) for chosen in product(*options)]
     most = 2 if not whole or size_of(subject.target) >= LARGE // 4 else len(kinds)
-    fewest = sorted((one for one in calls if 0 < len(one) <= most), key=len)
+    fewest = sorted((call for call in calls if 0 < len(call) <= most), key=len)
     return fewest[: _MOST_WHOLE if whole else _MOST]
 
 
@@ -183,27 +185,31 @@ def _flags(subject: Subject) -> list[_Change]:
     cache = reading.cache
     used |= set() if cache is None else {cache.flag, cache.argument}
     flags = [
-        one
-        for one in arguments_of(subject.target)
-        if isinstance(one.default, bool)
-        and one.role not in (*_OTHERS, "use_cache")
-        and not one.by_place
-        and one.name not in used
+        argument
+        for argument in arguments_of(subject.target)
+        if isinstance(argument.default, bool)
+        and argument.role not in (*_OTHERS, "use_cache")
+        and not argument.by_place
+        and argument.name not in used
     ]
-    return [_turned(one, reading.constants.get(one.name, one.default), "flag") for one in flags]
+    return [_turned(parameter, reading.constants.get(parameter.name, parameter.default), "flag") for parameter in flags]
 
 
 def _whole_flags(subject: Subject) -> list[_Change]:
     """Of a whole model: each flag is a kind of its own."""
     model = subject.target.model if isinstance(subject.target, EncoderDecoderModel) else subject.target
-    flags = {one.name: one for one in arguments_of(model) if not one.by_place and one.role not in _OTHERS}
+    flags = {
+        argument.name: argument
+        for argument in arguments_of(model)
+        if not argument.by_place and argument.role not in _OTHERS
+    }
     if is_transformers(model):
-        kinds = [one.kind for one in inspect.signature(model.forward).parameters.values()]
+        kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
         if inspect.Parameter.VAR_KEYWORD in kinds:
             flags = {name: TargetArgument(name) for name in _RETURNED if name != "use_cache"} | flags
-    values = {name: subject.reading.constants.get(name, one.default) for name, one in flags.items()}
+    values = {name: subject.reading.constants.get(name, parameter.default) for name, parameter in flags.items()}
     values |= {name: not other for name, other in _RETURNED.items() if name in flags and values[name] is None}
-    return [_turned(one, values[name], name) for name, one in flags.items() if isinstance(values[name], bool)]
+    return [_turned(flag, values[name], name) for name, flag in flags.items() if isinstance(values[name], bool)]
 
 
 def _turned(flag: TargetArgument, value: bool, kind: str) -> _Change:
@@ -213,18 +219,18 @@ def _turned(flag: TargetArgument, value: bool, kind: str) -> _Change:
 
 
 def _constants(reading: Reading, changes: tuple[_Change, ...]) -> dict[str, Any]:
-    return {**reading.constants, **{name: value for one in changes for name, value in one.constants.items()}}
+    return {**reading.constants, **{name: value for change in changes for name, value in change.constants.items()}}
 
 
 def _taken(plain: Subject, changes: tuple[_Change, ...], situation: _Situation, before: Tensor) -> Reading | None:
     """The reading of the call; None where no such call gives an output of the same shape as `before`."""
     reading = replace(plain.reading, constants=_constants(plain.reading, changes))
-    mask = next((one.mask for one in changes if one.mask is not None), None)
+    mask = next((change.mask for change in changes if change.mask is not None), None)
     if mask is not None:
-        others = [one for one in reading.masks if one.argument != mask.argument]
+        others = [other for other in reading.masks if other.argument != mask.argument]
         reading = replace(reading, masks=(replace(mask, required=True), *others))
     places: list[tuple[Any, Any]] = [(reading.out, reading.weights)]
-    places += [(reading.out, None), (None, None), (0, None)] if any(one.constants for one in changes) else []
+    places += [(reading.out, None), (None, None), (0, None)] if any(change.constants for change in changes) else []
     for out, weights in dict.fromkeys(places):
         other = replace(reading, out=out, weights=weights)
         after = situation.output(replace(plain, reading=other))
@@ -280,7 +286,7 @@ def _apart(other: Subject, before: list[tuple[_Situation, Tensor]]) -> tuple[flo
         gap = (after.double() - out.double()).abs().nan_to_num(nan=torch.inf)
         by = float(gap.max())
         if by > max(_allowed(other, situation.inputs, out), worst[0]):
-            at = [int(one) for one in torch.unravel_index(gap.argmax(), gap.shape)]
+            at = [int(index) for index in torch.unravel_index(gap.argmax(), gap.shape)]
             worst = (by, float(out.abs().max()), f"at output {at[-2]} of item {at[0]}, {situation.words}")
     return worst
 

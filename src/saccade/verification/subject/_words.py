@@ -49,7 +49,7 @@ def _shapes(reading: Reading, inputs: list[str]) -> str:
         widths = [reading.width] * len(inputs)
     parts = []
     for width in dict.fromkeys(widths):
-        own = [one for one, wide in zip(inputs, widths, strict=True) if wide == width]
+        own = [name for name, wide in zip(inputs, widths, strict=True) if wide == width]
         shape = ", ".join(_AXES.get(axis) or str(width) for axis in reading.layout)
         parts.append(f"{joined(own)}{' each' if len(own) > 1 else ''} ({shape})")
     return " and ".join(parts)
@@ -61,7 +61,11 @@ def _places(target: Any) -> list[str]:
         parameters = inspect.signature(getattr(target, "forward", target)).parameters.values()
     except (TypeError, ValueError):
         return []
-    return [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
 
 
 def _name(argument: str | int, places: list[str]) -> str:
@@ -123,9 +127,9 @@ def no_mask(subject: Subject) -> str:
     reading = subject.reading
     used = {*reading.names, *reading.constants, reading.causal_flag, reading.cache and reading.cache.argument}
     names = [
-        one.name
-        for one in (() if reading.call is not None else arguments_of(subject.target))
-        if not one.role and not one.required and one.default is None and one.name not in used
+        argument.name
+        for argument in (() if reading.call is not None else arguments_of(subject.target))
+        if not argument.role and not argument.required and argument.default is None and argument.name not in used
     ]
     if not names:
         return "it takes no mask"

@@ -59,7 +59,7 @@ def is_triangle(given: Any) -> bool:
     if not bool((ones | (numbers == 0)).all()):
         return False
     whole = torch.ones_like(ones)
-    return any(torch.equal(ones, one) for at in (-1, 0, 1) for one in (whole.tril(at), whole.triu(at)))
+    return any(torch.equal(ones, triangle) for at in (-1, 0, 1) for triangle in (whole.tril(at), whole.triu(at)))
 
 
 def softmax_axis_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: Tensor) -> int:
@@ -70,8 +70,8 @@ def softmax_axis_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: Te
 
 
 def axis_of(args: tuple[Any, ...], kwargs: Mapping[str, Any], at: int, default: int) -> int:
-    found = args[at] if len(args) > at else kwargs.get("dim", kwargs.get("axis", default))
-    return int(found)
+    axis = args[at] if len(args) > at else kwargs.get("dim", kwargs.get("axis", default))
+    return int(axis)
 
 
 def axes_of(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor: Tensor) -> list[int]:
@@ -79,4 +79,4 @@ def axes_of(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensor:
     given = args[at] if len(args) > at else kwargs.get("dim", kwargs.get("axis"))
     if given is None:
         return list(range(tensor.dim()))
-    return [one % tensor.dim() for one in (given if isinstance(given, (tuple, list)) else [given])]
+    return [axis % tensor.dim() for axis in (given if isinstance(given, (tuple, list)) else [given])]

@@ -102,8 +102,10 @@ class _FlowMode(FunctionMode):
     def _mapped(self, call: FunctionCall) -> Any:
         if call.name not in _PRODUCTS or not isinstance(call.result, Tensor):
             return call.result
-        weights = [one for one in call.given if one.dim() > 1 and one.requires_grad and not self._is_data(one)]
-        data = [one for one in call.given if self._is_data(one) and one.is_floating_point()]
+        weights = [
+            tensor for tensor in call.given if tensor.dim() > 1 and tensor.requires_grad and not self._is_data(tensor)
+        ]
+        data = [tensor for tensor in call.given if self._is_data(tensor) and tensor.is_floating_point()]
         if len(weights) != 1 or len(data) != 1:
             return call.result
         result = call.result if self._change is None else self._change(len(self.maps), call.result)
@@ -111,7 +113,7 @@ class _FlowMode(FunctionMode):
         return result
 
     def _factors_of(self, call: FunctionCall) -> None:
-        given = [one for one in call.given if one.is_floating_point()]
+        given = [tensor for tensor in call.given if tensor.is_floating_point()]
         if call.func is SDPA:
             roles = ["query", "key", "value"]
         elif call.name in _PRODUCTS and len(given) == 2 and all(map(self._is_data, given)) and len(self.factors) < 4:
@@ -119,12 +121,12 @@ class _FlowMode(FunctionMode):
         else:
             return
         where = location_here()
-        copies = [one.detach().clone() for one in given[: len(roles)]]
-        self.factors += [ProductInput(one, role, where) for one, role in zip(copies, roles, strict=False)]
+        copies = [tensor.detach().clone() for tensor in given[: len(roles)]]
+        self.factors += [ProductInput(tensor, role, where) for tensor, role in zip(copies, roles, strict=False)]
 
     def _stepped(self, call: FunctionCall) -> int | None:
         """Steps are those that give one tensor of numbers; of others, results count as made by what these took."""
-        given = frozenset(place for one in call.given if (place := self._source(one)) is not None)
+        given = frozenset(place for tensor in call.given if (place := self._source(tensor)) is not None)
         out = call.args[0] if call.result is None and call.args else call.result
         if not isinstance(out, Tensor):
             return max(given, default=None)
@@ -134,8 +136,8 @@ class _FlowMode(FunctionMode):
         return len(self.steps) - 1
 
     def _source(self, tensor: Tensor) -> int | None:
-        found = self._data.get(tensor)
-        return self._inputs.get(memory_of(tensor)) if found is None else found
+        place = self._data.get(tensor)
+        return self._inputs.get(memory_of(tensor)) if place is None else place
 
     def _is_data(self, tensor: Tensor) -> bool:
         return tensor in self._data or memory_of(tensor) in self._inputs

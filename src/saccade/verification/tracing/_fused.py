@@ -30,7 +30,7 @@ def fused(first: int, of: Known, args: tuple[Any, ...], kwargs: Mapping[str, Any
     tokens = [_tokens(of(query), query), _tokens(of(key), key)]
     if given.get("enable_gqa") and key.shape[-3] != query.shape[-3]:
         times = query.shape[-3] // key.shape[-3]
-        key, value, tokens[1] = (one.repeat_interleave(times, -3) for one in (key, value, tokens[1]))
+        key, value, tokens[1] = (tensor.repeat_interleave(times, -3) for tensor in (key, value, tokens[1]))
     scale = given.get("scale") or 1 / math.sqrt(query.shape[-1])
     logits = query @ key.transpose(-2, -1) * scale
     mask = given.get("attn_mask")
@@ -39,7 +39,7 @@ def fused(first: int, of: Known, args: tuple[Any, ...], kwargs: Mapping[str, Any
     if mask is not None:
         logits = logits.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else logits + mask
     weights = logits.softmax(-1).masked_fill(logits.isneginf().all(-1, keepdim=True), 0.0)
-    depth = max(_depth(of(given[one])) for one in _NAMES[:3])
+    depth = max(_depth(of(given[name])) for name in _NAMES[:3])
     made = _scores(first, depth, (query, key, value), tokens, logits, weights)
     for shadow in (of(given["query"]), of(given["key"])):
         if shadow is not None:
@@ -56,8 +56,8 @@ def told(first: int, of: Known, call: ObservedCall) -> ScoreProduct:
     _, lse = chunked.run(make_call(query.double(), key.double(), value.double(), **call.scoring(), needs_lse=True))
     tokens = [_tokens(of(query), query), _tokens(of(key), key)]
     times = query.shape[1] // key.shape[1]
-    key, value, tokens[1] = (one.repeat_interleave(times, 1) for one in (key, value, tokens[1]))
-    depth = max(_depth(of(one)) for one in (call.query, call.key))
+    key, value, tokens[1] = (tensor.repeat_interleave(times, 1) for tensor in (key, value, tokens[1]))
+    depth = max(_depth(of(tensor)) for tensor in (call.query, call.key))
     logits = (exact.log() + lse.unsqueeze(-1)).to(weights.dtype)
     return _scores(first, depth, (query, key, value), tokens, logits, weights)
 
@@ -72,7 +72,7 @@ def _scores(
         return tensor.detach().expand(*lead, *tensor.shape[-2:]).reshape(-1, *tensor.shape[-2:])
 
     query, key, value = map(units, given)
-    left, right = (rows_of(one, torch.Size((*lead, *one.shape[-2:]))) for one in map(units, tokens))
+    left, right = (rows_of(owners, torch.Size((*lead, *owners.shape[-2:]))) for owners in map(units, tokens))
     return ScoreProduct(
         first,
         query,
@@ -91,8 +91,8 @@ def _scores(
 
 
 def _tokens(shadow: TensorShadow | None, tensor: Tensor) -> Tensor:
-    found = None if shadow is None else shadow.tokens
-    return torch.full(tensor.shape, -1) if found is None else found
+    tokens = None if shadow is None else shadow.tokens
+    return torch.full(tensor.shape, -1) if tokens is None else tokens
 
 
 def _depth(shadow: TensorShadow | None) -> int:

@@ -124,11 +124,11 @@ class TraceMode(FunctionMode):
 
     def of(self, tensor: Any) -> TensorShadow | None:
         """What is known of a tensor; nothing, if its shape is no longer what it was."""
-        found = self._shadows.get(tensor)
-        if found is None:
+        shadow = self._shadows.get(tensor)
+        if shadow is None:
             return None
-        known = found.pairs if found.pairs is not None else found.tokens
-        return found if known is not None and known.shape == tensor.shape else None
+        known = shadow.pairs if shadow.pairs is not None else shadow.tokens
+        return shadow if known is not None and known.shape == tensor.shape else None
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = _Call(func, args, kwargs)
@@ -168,10 +168,10 @@ class TraceMode(FunctionMode):
         if not results and name != "setitem":
             return
         shape = tuple(results[0].shape) if results else ()
-        self.steps.append(TraceStep(name, tuple(tuple(one.shape) for one in call.given), shape, call.where))
+        self.steps.append(TraceStep(name, tuple(tuple(tensor.shape) for tensor in call.given), shape, call.where))
         if is_kernel(call.func):
             self.kernels.append(str(call.func))
-        if all(self.of(one) is None for one in call.given) or name.endswith("_like") or name.startswith("new_"):
+        if all(self.of(tensor) is None for tensor in call.given) or name.endswith("_like") or name.startswith("new_"):
             return
         if name == "scaled_dot_product_attention":
             query = args[0] if args else call.kwargs["query"]
@@ -189,7 +189,9 @@ class TraceMode(FunctionMode):
             self._placed(call)
         elif name in JOINS:
             tensors = list(args[0] if args else call.kwargs["tensors"])
-            self.know(result, joined(call.func, tensors, [self.of(one) for one in tensors], args[1:], call.kwargs))
+            self.know(
+                result, joined(call.func, tensors, [self.of(tensor) for tensor in tensors], args[1:], call.kwargs)
+            )
         elif isinstance(result, Tensor) and result.dtype != torch.bool:
             self._changed(call)
         elif not isinstance(result, Tensor):
@@ -209,7 +211,7 @@ class TraceMode(FunctionMode):
         """Rows put at an index, as experts give theirs back."""
         tensor, axis, index, source = call.args[:4]
         own, given = self.of(tensor), self.of(source)
-        depth = max(one.depth for one in (own, given) if one is not None)
+        depth = max(shadow.depth for shadow in (own, given) if shadow is not None)
         made = unknown(call.result.shape, depth)
         if given is not None and given.tokens is not None:
             known = None if own is None else own.tokens
@@ -227,7 +229,9 @@ class TraceMode(FunctionMode):
             self.know(result, TensorShadow(first.tokens.unsqueeze(-1).expand(result.shape)))
         elif name in ("view_as_complex", "view_as_real") and first is not None:
             real = name == "view_as_real"
-            self.know(result, first.map(lambda one: one.unsqueeze(-1).expand(result.shape) if real else one[..., 0]))
+            self.know(
+                result, first.map(lambda tensor: tensor.unsqueeze(-1).expand(result.shape) if real else tensor[..., 0])
+            )
         elif name == "conv1d" and first is not None and first.tokens is not None:
             same = agreed_along(first.tokens, [-2], True)
             fits = same.shape[-1] == result.shape[-1]
@@ -245,7 +249,7 @@ class TraceMode(FunctionMode):
     def _multiplied(self, call: _Call, made: TensorShadow) -> TensorShadow:
         args, result, where = call.args, call.result, call.where
         factors = [arg for arg in args[:2] if isinstance(arg, Tensor) and self.of(arg) is not None]
-        others = [arg for arg in args[:2] if not any(arg is one for one in factors)]
+        others = [arg for arg in args[:2] if not any(arg is factor for factor in factors)]
         by = as_number(others[0]) if len(others) == 1 else None
         if by is not None and len(factors) == 1:
             by = 1 / by if call.name in OVER and by and others[0] is args[1] else by
@@ -256,9 +260,9 @@ class TraceMode(FunctionMode):
             return made
         if len(others) == 1 and is_learned(others[0]) and made.pairs is None and others[0].dim() > 1:
             return replace(made, scaled=made.scaled.times(1.0, True, where))  # a temperature for each head
-        if len(factors) < 2 or any(self.of(one) is None for one in factors):
+        if len(factors) < 2 or any(self.of(factor) is None for factor in factors):
             return made
-        if all(one.shape == result.shape and one.is_contiguous() for one in factors):
+        if all(factor.shape == result.shape and factor.is_contiguous() for factor in factors):
             return made  # of the same rows
         return replace(made, outer=(factors[0], factors[1]))
 
@@ -282,7 +286,7 @@ class TraceMode(FunctionMode):
 
     def _each(self, call: _Call, shadows: Sequence[TensorShadow]) -> None:
         """What a function of each element does to scores or weights."""
-        for scores, pairs in [(one, shadow.pairs) for shadow in shadows for one in self._scores(shadow)]:
+        for scores, pairs in [(product, shadow.pairs) for shadow in shadows for product in self._scores(shadow)]:
             assert pairs is not None
             if call.before is not None:
                 _softened(scores, pairs, call, call.before)
@@ -331,7 +335,7 @@ class TraceMode(FunctionMode):
     ) -> TensorShadow | None:
         if left is None or right is None:
             return _projected(laid, left, right)
-        one, other = laid.left(laid.product.left), laid.right(laid.product.right)
+        rows, other = laid.left(laid.product.left), laid.right(laid.product.right)
         units = (laid.rows, laid.columns)
         count = math.prod(laid.lead)
         if count * units[0] * units[1] > _LARGEST:
@@ -339,9 +343,9 @@ class TraceMode(FunctionMode):
         assert left.tokens is not None and right.tokens is not None
         scores = ScoreProduct(
             self._pairs,
-            one.detach().reshape(count, laid.rows, one.shape[-1]).clone(),
+            rows.detach().reshape(count, laid.rows, rows.shape[-1]).clone(),
             other.detach().reshape(count, laid.columns, other.shape[-1]).clone(),
-            rows_of(laid.left(left.tokens), one.shape),
+            rows_of(laid.left(left.tokens), rows.shape),
             rows_of(laid.right(right.tokens), other.shape),
             max(left.depth, right.depth),
             left.scaled.by * right.scaled.by,
@@ -358,7 +362,9 @@ class TraceMode(FunctionMode):
         self, laid: ProductLayout, left: TensorShadow, right: TensorShadow | None, where: Location | None
     ) -> TensorShadow | None:
         """Weights times values; what else is multiplied by scores is followed no further."""
-        chosen = [one for one in self._scores(left) if one.logits is not None or one.of_sequences]
+        chosen = [
+            attention for attention in self._scores(left) if attention.logits is not None or attention.of_sequences
+        ]
         if right is None and is_learned(laid.product.right):
             for scores in chosen:
                 scores.mixed |= scores.softened is None
@@ -383,10 +389,10 @@ class TraceMode(FunctionMode):
         """A product written as an elementwise product and a sum."""
         product, *cuts = outer(*factors, shape, axes)
         own = [self.of(factor) for factor in factors]
-        if any(one is None for one in own):
+        if any(shadow is None for shadow in own):
             return
-        one, other = (shadow.map(cut) for shadow, cut in zip(own, cuts, strict=True) if shadow is not None)
-        self._product(product, one, other, call)
+        left, other = (shadow.map(cut) for shadow, cut in zip(own, cuts, strict=True) if shadow is not None)
+        self._product(product, left, other, call)
 
     def _written(self, call: _Call) -> None:
         """`tensor[index] = value`: the shadow is written to in the same way, so that its views see it, too."""
@@ -416,7 +422,7 @@ class TraceMode(FunctionMode):
     def told(self, make: Callable[[int, Known, ObservedCall], ScoreProduct], call: ObservedCall) -> None:
         """A call of Saccade's operator, which no function of PyTorch shows. As with those, what reads no input, such
         as the encoder of a fixed source, is not followed."""
-        read = any(self.of(one) is not None for one in (call.query, call.key, call.value))
+        read = any(self.of(tensor) is not None for tensor in (call.query, call.key, call.value))
         if not read or torch._C._are_functorch_transforms_active():
             return
         where = location_here()

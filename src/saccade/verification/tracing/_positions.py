@@ -38,15 +38,15 @@ class PositionLines:
 
 def positions(subject: Subject, inputs: NamedInputs, **call: Any) -> PositionLines:
     """Of one call; nothing where it cannot be followed."""
-    one = subject.fresh()
+    copy = subject.fresh()
     tables: list[Tensor] = []
-    if one.module is not None:
-        tables += [buffer for buffer in one.module.buffers() if buffer.is_floating_point()]
-        tables += [table for name, table in one.module.named_parameters() if re.search(_TABLE, name)]
+    if copy.module is not None:
+        tables += [buffer for buffer in copy.module.buffers() if buffer.is_floating_point()]
+        tables += [table for name, table in copy.module.named_parameters() if re.search(_TABLE, name)]
     follower = PositionFollower(inputs.tensors.values(), inputs.length, tables)
     try:
         with seeded(0), torch.no_grad(), follower:
-            one(inputs, **call)
+            copy(inputs, **call)
     except (Inapplicable, TargetError):
         pass
     return follower.found
@@ -64,12 +64,12 @@ class PositionFollower(FunctionMode):
         self._comes.put_all(data, "data")
 
     def sees(self, call: FunctionCall) -> None:
-        own = [one for one in call.given if self._comes.get(one) == "position"]
+        own = [tensor for tensor in call.given if self._comes.get(tensor) == "position"]
         following = call.name not in _EMPTY and not call.name.startswith("new_")
-        if following and any(self._comes.get(one) == "data" for one in call.given):
+        if following and any(self._comes.get(tensor) == "data" for tensor in call.given):
             self._comes.put_all(call.made, "data")
-            for one in own:
-                self._meets(one)
+            for tensor in own:
+                self._meets(tensor)
         elif own:
             before = any(map(self._varies, own))
             self._comes.put_all(call.made, "position")

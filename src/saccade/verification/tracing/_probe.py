@@ -29,7 +29,7 @@ def probed(
     heads = query.shape[1]
     if weights.shape != (inputs.batch, heads, inputs.length, length) or heads % key.shape[1]:
         return None
-    key, value = (one.repeat_interleave(heads // key.shape[1], 1) for one in (key, value))
+    key, value = (tensor.repeat_interleave(heads // key.shape[1], 1) for tensor in (key, value))
     if not torch.allclose(weights @ value, out, rtol=1e-3, atol=1e-4, equal_nan=True):
         return None
     return TracedAttention(query, key, value, weights.log(), weights, summed_axis(weights), "probed")
@@ -37,5 +37,5 @@ def probed(
 
 def copied(inputs: NamedInputs) -> NamedInputs:
     """The same in memory of its own, for targets that write into what they are given. One tensor stays one."""
-    copies = {id(one): one.clone() for one in inputs.tensors.values()}
-    return inputs.map(lambda one: copies[id(one)])
+    copies = {id(tensor): tensor.clone() for tensor in inputs.tensors.values()}
+    return inputs.map(lambda tensor: copies[id(tensor)])

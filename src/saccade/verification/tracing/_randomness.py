@@ -42,7 +42,7 @@ class RandomDraw:
 
 def drops(draws: tuple[RandomDraw, ...]) -> bool:
     """Whether what is drawn is what dropout draws, and not noise."""
-    return any("bernoulli" in one.name or "dropout" in one.name or one.name in UNIFORM for one in draws)
+    return any("bernoulli" in draw.name or "dropout" in draw.name or draw.name in UNIFORM for draw in draws)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class _RandomnessMode(EagerOperations):
         super().__init__()
         module = subject.module
         tensors = () if module is None else (*module.parameters(), *module.buffers())
-        self._learned = {memory_of(one) for one in tensors if one.numel()}
+        self._learned = {memory_of(tensor) for tensor in tensors if tensor.numel()}
         self._labels = TensorLabels[_TensorLabel]()
         self.draws: list[RandomDraw] = []
         self.before_softmax: list[tuple[RandomDraw, str]] = []
@@ -103,14 +103,14 @@ class _RandomnessMode(EagerOperations):
         result = func(*args, **(kwargs or {}))
         taken, given = list(tensors_in([args, kwargs])), list(tensors_in(result))
         label = self._label(func, args, kwargs or {}, taken, given)
-        for one in given:
-            if label is not _NONE or one in self._labels:
-                self._labels.put(one, label)
+        for tensor in given:
+            if label is not _NONE or tensor in self._labels:
+                self._labels.put(tensor, label)
         return result
 
     def _label(self, func: Any, args: Any, kwargs: Any, taken: list[Tensor], given: list[Tensor]) -> _TensorLabel:
         name = func.overloadpacket.__name__
-        labels = [self._labels.get(one) or _NONE for one in taken]
+        labels = [self._labels.get(tensor) or _NONE for tensor in taken]
         if name in _LIKE_EMPTY or not given:
             return _NONE
         if torch.Tag.nondeterministic_seeded in func.tags and _draws(name, args, kwargs):
@@ -132,16 +132,16 @@ class _RandomnessMode(EagerOperations):
         return _TensorLabel(draw, clean=dropped.clean, before=dropped.before)
 
     def _product(self, taken: list[Tensor], labels: list[_TensorLabel]) -> _TensorLabel:
-        if any(memory_of(one) in self._learned for one in taken):
+        if any(memory_of(tensor) in self._learned for tensor in taken):
             return _NONE
         factors, labels = taken[-2:], labels[-2:]
-        for at, one in enumerate(labels):
-            if one.clean is not None:
+        for at, label in enumerate(labels):
+            if label.clean is not None:
                 other = labels[1 - at]
-                self.before_softmax += [] if one.before is None else [one.before]
-                self.products.append(WeightedValues(factors[at], one.clean, one.draw, other.draw))
+                self.before_softmax += [] if label.before is None else [label.before]
+                self.products.append(WeightedValues(factors[at], label.clean, label.draw, other.draw))
                 return _NONE
-        draw = next((one.draw for one in labels if one.draw is not None), None)
+        draw = next((label.draw for label in labels if label.draw is not None), None)
         same = labels[0].draw is labels[1].draw  # the input itself was dropped, and nothing projected it
         return _NONE if draw is None or same else _TensorLabel(draw, through_product=True)
 
@@ -153,7 +153,7 @@ class _RandomnessMode(EagerOperations):
     def _pointwise(self, name: str, labels: list[_TensorLabel], out: Tensor) -> _TensorLabel:
         if name in ("exp", "exp2", "exp_"):
             return _TensorLabel(labels[0].draw, labels[0].through_product, exponential=True)
-        if name in ("div", "div_", "mul") and len(labels) == 2 and all(one.exponential for one in labels):
+        if name in ("div", "div_", "mul") and len(labels) == 2 and all(label.exponential for label in labels):
             merged = _merged(labels)
             return self._softmax(_TensorLabel(merged.draw, merged.through_product), out)
         if name in ("_log_softmax", "logsumexp"):
@@ -164,12 +164,12 @@ class _RandomnessMode(EagerOperations):
 
 
 def _merged(labels: list[_TensorLabel]) -> _TensorLabel:
-    labels = [one for one in labels if one is not _NONE]
+    labels = [label for label in labels if label is not _NONE]
     if not labels:
         return _NONE
-    draw = next((one.draw for one in labels if one.draw is not None), None)
-    weights = next((one for one in labels if one.clean is not None), _NONE)
-    through, exponential = any(one.through_product for one in labels), any(one.exponential for one in labels)
+    draw = next((label.draw for label in labels if label.draw is not None), None)
+    weights = next((label for label in labels if label.clean is not None), _NONE)
+    through, exponential = any(label.through_product for label in labels), any(label.exponential for label in labels)
     return _TensorLabel(draw, through, weights.clean, exponential, weights.before)
 
 
@@ -178,6 +178,6 @@ def _draws(name: str, args: Any, kwargs: Any) -> bool:
     if name == "native_dropout":
         return bool(args[2]) and args[1] > 0
     if "scaled_dot_product" in name:
-        given = kwargs.get("dropout_p", next((one for one in args[3:] if type(one) is float), 0.0))
+        given = kwargs.get("dropout_p", next((path for path in args[3:] if type(path) is float), 0.0))
         return bool(given > 0)
     return True

@@ -72,7 +72,7 @@ class ScoreProduct:
 
     def soften(self, logits: Tensor, weights: Tensor, axis: Coordinate, line: Location | None) -> None:
         """A softmax; of one that follows another, the logits are the first one's."""
-        first = next((one for one in self.softmaxes if torch.equal(one.weights, logits)), None)
+        first = next((softmax for softmax in self.softmaxes if torch.equal(softmax.weights, logits)), None)
         own = SoftmaxedScores(logits if first is None else first.logits, weights, axis, line)
         self.softmaxes.append(own)
         if self.weights is None:
@@ -82,7 +82,12 @@ class ScoreProduct:
         """These multiply the values: they come from the softmax that gave what is most like them."""
         self.weights = weights
         if self.softmaxes:
-            self._take(min(self.softmaxes, key=lambda one: (one.weights - weights).abs().nan_to_num(0.0).sum().item()))
+            self._take(
+                min(
+                    self.softmaxes,
+                    key=lambda attention: (attention.weights - weights).abs().nan_to_num(0.0).sum().item(),
+                )
+            )
 
     def _take(self, scores: SoftmaxedScores) -> None:
         self.logits, self.softened, self.normalised = scores.logits, scores.weights, scores.axis

@@ -71,7 +71,7 @@ def moved(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     rest = args[1:]
     kwargs = {key: value for key, value in kwargs.items() if key not in ("input", "self")}
 
-    def one(own: Tensor) -> Any:
+    def moved_part(own: Tensor) -> Any:
         try:
             return func(own, *rest, **kwargs)
         except RuntimeError:
@@ -79,12 +79,12 @@ def moved(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
                 raise
             return own.contiguous().view(*(rest[0].shape if name == "view_as" else rest))  # it may lie otherwise
 
-    found = [None if own is None else one(own) for own in (shadow.tokens, shadow.pairs)]
-    several = next((one for one in found if isinstance(one, (tuple, list))), None)
+    results = [None if own is None else moved_part(own) for own in (shadow.tokens, shadow.pairs)]
+    several = next((part for part in results if isinstance(part, (tuple, list))), None)
     if several is None:
-        return replace(shadow, tokens=found[0], pairs=found[1], outer=None)
-    parts = [[None] * len(several) if one is None else one for one in found]
-    return [replace(shadow, tokens=one, pairs=other, outer=None) for one, other in zip(*parts, strict=True)]
+        return replace(shadow, tokens=results[0], pairs=results[1], outer=None)
+    parts = [[None] * len(several) if part is None else part for part in results]
+    return [replace(shadow, tokens=part, pairs=other, outer=None) for part, other in zip(*parts, strict=True)]
 
 
 def joined(
@@ -97,7 +97,7 @@ def joined(
     """The shadow of tensors put together by cat, stack and the like."""
     kwargs = {key: value for key, value in kwargs.items() if key != "tensors"}
 
-    def one(which: str) -> Tensor | None:
+    def joined_part(which: str) -> Tensor | None:
         own = [None if shadow is None else getattr(shadow, which) for shadow in shadows]
         if all(part is None for part in own):
             return None
@@ -110,8 +110,8 @@ def joined(
 
     known = [shadow for shadow in shadows if shadow is not None]
     return TensorShadow(
-        one("tokens"),
-        one("pairs"),
+        joined_part("tokens"),
+        joined_part("pairs"),
         frozenset().union(*(shadow.scores for shadow in known)),
         depth=max(shadow.depth for shadow in known),
         scaled=next((shadow.scaled for shadow in known if shadow.scaled != NOT_SCALED), NOT_SCALED),

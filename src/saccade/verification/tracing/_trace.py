@@ -61,8 +61,8 @@ def traced(
     with torch.enable_grad(), _tap.observed_by(lambda call: looking.told(told, call)), looking:
         result = subject(inputs, pairs=pairs, padding=padding)
     with torch.no_grad():
-        seen = attentions(looking.scores, tokens, inputs.batch)
-    return TracedCall(result, seen, tuple(looking.steps), tuple(looking.kernels), tuple(looking.factors), tokens)
+        computed = attentions(looking.scores, tokens, inputs.batch)
+    return TracedCall(result, computed, tuple(looking.steps), tuple(looking.kernels), tuple(looking.factors), tokens)
 
 
 def measured(
@@ -77,9 +77,9 @@ def measured(
     looked = traced(subject, inputs, pairs=pairs, padding=padding)
     if subject.form == "attention":
         with torch.no_grad():
-            found = probed(subject, inputs, looked.result.out.detach(), pairs=pairs, padding=padding)
-        if found is not None:
-            return (_with_what_was_seen(found, looked.attentions),)
+            probe = probed(subject, inputs, looked.result.out.detach(), pairs=pairs, padding=padding)
+        if probe is not None:
+            return (_with_what_was_seen(probe, looked.attentions),)
     if looked.attentions:
         return looked.attentions
     why = f": it calls {looked.kernels[0]}" if looked.kernels else ""
@@ -88,12 +88,12 @@ def measured(
 
 def _with_what_was_seen(probe: TracedAttention, calls: tuple[TracedAttention, ...]) -> TracedAttention:
     """What was seen with the probe's weights, if that is one computation and gives the same, else its lines alone."""
-    if len({one.lines.get("scores") for one in calls}) != 1:
+    if len({attention.lines.get("scores") for attention in calls}) != 1:
         return probe
-    one, weights = calls[0], probe.weights
-    if len(calls) > 1 or one.weights.shape != weights.shape:
-        return replace(probe, lines=one.lines)
-    if not torch.allclose(one.weights.to(weights.dtype), weights, rtol=1e-3, atol=1e-4, equal_nan=True):
-        return replace(probe, lines=one.lines)
-    normalised = probe.normalised if one.normalised == "unknown" else one.normalised
-    return replace(one, weights=weights, value=probe.value, normalised=normalised, source="probed")
+    call, weights = calls[0], probe.weights
+    if len(calls) > 1 or call.weights.shape != weights.shape:
+        return replace(probe, lines=call.lines)
+    if not torch.allclose(call.weights.to(weights.dtype), weights, rtol=1e-3, atol=1e-4, equal_nan=True):
+        return replace(probe, lines=call.lines)
+    normalised = probe.normalised if call.normalised == "unknown" else call.normalised
+    return replace(call, weights=weights, value=probe.value, normalised=normalised, source="probed")

@@ -57,7 +57,7 @@ class TokenOwners:
         item, head, position, length = [], [], [], []
         side: list[Tensor] = []
         count = 0
-        for tensor in {id(one): one for one in inputs.tensors.values()}.values():
+        for tensor in {id(tensor): tensor for tensor in inputs.tensors.values()}.values():
             shape = tensor.shape if inputs.vocabulary else tensor.shape[:-1]
             numbers = torch.arange(count, count + shape.numel()).reshape(shape)
             count += shape.numel()
@@ -69,7 +69,7 @@ class TokenOwners:
             length.append(torch.full((shape.numel(),), shape[-1]))
             side.append(torch.full((shape.numel(),), len(side)))
         self.item, self.head, self.position, self.length, self.side = (
-            _with_nobody(one) for one in (item, head, position, length, side)
+            _with_nobody(numbers) for numbers in (item, head, position, length, side)
         )
 
     def __iter__(self) -> Iterator[tuple[Tensor, TensorShadow]]:
@@ -113,7 +113,7 @@ def attentions(products: Sequence[ScoreProduct], tokens: TokenOwners, batch: int
     for scores in used or softened:  # what meets no values is no attention where something else does
         groups.setdefault(_place(scores, tokens), []).append(scores)
     made = [_together(group, tokens, batch) for group in groups.values()]
-    return tuple(one for one in made if one is not None)
+    return tuple(attention for attention in made if attention is not None)
 
 
 def _features(scores: ScoreProduct) -> bool:
@@ -147,9 +147,9 @@ def _together(group: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) ->
     if len({len(own) for own in heads}) != 1 or len(shapes) != 1:
         return None
     first = group[0]
-    found: dict[str, Any] = {name: _stacked(name, heads) for name in ("query", "key", "value", *_MATRICES)}
-    seen = TracedAttention(
-        **found,
+    stacked: dict[str, Any] = {name: _stacked(name, heads) for name in ("query", "key", "value", *_MATRICES)}
+    attention = TracedAttention(
+        **stacked,
         normalised="unknown",
         source=first.source,
         scaled=first.scaled,
@@ -160,8 +160,8 @@ def _together(group: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) ->
         lines=dict(first.lines),
     )
     if any(head.tiled for own in heads for head in own):
-        return seen
-    return replace(seen, normalised=_axis(first, seen))
+        return attention
+    return replace(attention, normalised=_axis(first, attention))
 
 
 def _overlap(units: Sequence[_WeightUnit]) -> bool:
@@ -170,7 +170,7 @@ def _overlap(units: Sequence[_WeightUnit]) -> bool:
     known = [[at for at in unit.rows.tolist() if at != UNKNOWN] for unit in units]
     rows = {frozenset(own) for own in known}
     repeated = len(rows) > 1 and any(len(set(own)) < len(own) for own in known)
-    return repeated or any(one & other for one, other in combinations(rows, 2))
+    return repeated or any(block & other for block, other in combinations(rows, 2))
 
 
 def _units(scores: ScoreProduct, tokens: TokenOwners, batch: int) -> Iterator[_WeightUnit]:
@@ -185,8 +185,10 @@ def _units(scores: ScoreProduct, tokens: TokenOwners, batch: int) -> Iterator[_W
     items = _items(tokens, names, batch)
     for unit in range(scores.shape[0]):
         rows, columns = (name[unit] for name in names)
-        own = {name: one[unit] for name, one in sides.items() if one is not None}
-        own |= {name: one[unit].mT if turned else one[unit] for name, one in matrices.items() if one is not None}
+        own = {name: tensor[unit] for name, tensor in sides.items() if tensor is not None}
+        own |= {
+            name: matrix[unit].mT if turned else matrix[unit] for name, matrix in matrices.items() if matrix is not None
+        }
         lengths = (int(tokens.length[rows].max()), int(tokens.length[columns].max()))
         head = _common(tokens.head[rows])
         yield _WeightUnit(int(items[unit]), head, tokens.position[rows], tokens.position[columns], lengths, own)
@@ -227,8 +229,8 @@ def _continues(group: Sequence[_WeightUnit], unit: _WeightUnit) -> bool:
     """Whether a unit has pairs of the same head that the group has not."""
     if group[0].head != unit.head or unit.weights.numel() >= math.prod(unit.lengths):
         return False
-    places = [one.places for one in (*group, unit)]
-    known = [one.reshape(-1) for one in places if one is not None]
+    places = [part.places for part in (*group, unit)]
+    known = [place.reshape(-1) for place in places if place is not None]
     return len(known) == len(places) and not bool(torch.isin(known[-1], torch.cat(known[:-1])).any())
 
 
@@ -260,8 +262,8 @@ def _in_order(unit: _WeightUnit) -> _WeightUnit:
     """Rows and columns by their positions, where these are known and differ."""
     rows, columns = _order(unit.rows), _order(unit.columns)
     made = {
-        name: one[rows][:, columns] if name in _MATRICES else one[rows if name == "query" else columns]
-        for name, one in unit.tensors.items()
+        name: tensor[rows][:, columns] if name in _MATRICES else tensor[rows if name == "query" else columns]
+        for name, tensor in unit.tensors.items()
     }
     return replace(unit, tensors=made)
 

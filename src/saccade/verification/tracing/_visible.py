@@ -37,18 +37,18 @@ _JOINING = frozenset(
 class VisibleAttention:
     """One attention over a sequence of its own."""
 
-    seen: TracedAttention
+    traced: TracedAttention
     number: int  # among those of the call
 
     @property
     def weights(self) -> Tensor:
         """(B, H, L, L) that multiplied the values."""
-        return self.seen.weights.double()
+        return self.traced.weights.double()
 
     @property
     def attends(self) -> Tensor:
         """(B, H, L, L) booleans: see `attends`."""
-        return attends(self.seen)
+        return attends(self.traced)
 
 
 def attends(traced: TracedAttention) -> Tensor:
@@ -73,8 +73,10 @@ def attentions_of(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> tup
 def self_attentions(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> tuple[VisibleAttention, ...]:
     """Those of the call whose queries and keys are as many as the sequence is long; none where nothing was seen."""
     shape = (inputs.length, inputs.length)
-    found = enumerate(attentions_of(subject, inputs, **masks))
-    return tuple(VisibleAttention(one, at) for at, one in found if one.weights.shape[-2:] == shape)
+    attentions = enumerate(attentions_of(subject, inputs, **masks))
+    return tuple(
+        VisibleAttention(attention, at) for at, attention in attentions if attention.weights.shape[-2:] == shape
+    )
 
 
 def steps_of(
@@ -103,9 +105,9 @@ def masking_line(
     anywhere = [step for step in steps if step.name in _HIDING and step.location is not None]
     fused = [step for step in steps if step.name == "scaled_dot_product_attention" and step.location is not None]
     order = (made, used) if shape_first else (used, made)
-    for found in (*order, compared, anywhere, fused):
-        if found:
-            return found[0].location
+    for candidates in (*order, compared, anywhere, fused):
+        if candidates:
+            return candidates[0].location
     return None
 
 
@@ -114,9 +116,9 @@ def shaping_line(steps: Sequence[TraceStep], inputs: NamedInputs) -> Location | 
     shape = (inputs.length, inputs.key_length)
     here = [step for step in steps if step.location is not None and step.given[-2:] == shape]
     for names in (_MADE, _ORDERING):
-        found = [step.location for step in here if step.name in names]
-        if found:
-            return found[-1]
+        lines = [step.location for step in here if step.name in names]
+        if lines:
+            return lines[-1]
     return None
 
 

@@ -62,7 +62,7 @@ class AttentionWiring:
     @property
     def channels(self) -> list[tuple[int, int]]:
         """(projection, channel) of each of the C."""
-        return [(p, c) for p, one in enumerate(self.projections) for c in range(one.slots.shape[1])]
+        return [(p, c) for p, projection in enumerate(self.projections) for c in range(projection.slots.shape[1])]
 
 
 def wiring(subject: Subject, length: int) -> AttentionWiring:
@@ -101,7 +101,7 @@ def _changed_flows(subject: Subject, inputs: NamedInputs, flow: TargetFlow) -> l
         for position in range(tensor.shape[1] if inputs.vocabulary else tensor.shape[-2]):
             other = inputs.changed([position]).tensors[name]
             new = followed(ready(subject), replace(inputs, tensors={**inputs.tensors, name: other}).leaves())
-            if [one.out.shape for one in new.maps] != [one.out.shape for one in flow.maps]:
+            if [linear_map.out.shape for linear_map in new.maps] != [linear_map.out.shape for linear_map in flow.maps]:
                 raise Unmeasured("it computes something else for other numbers")
             flows.append(new)
     return flows
@@ -115,7 +115,7 @@ def _output_projection(flow: TargetFlow, end: int, length: int) -> LinearMap | N
         Inapplicable: there are such maps, and none gives rows for positions.
     """
     later = flow.maps[end:]
-    fitting = [one for one in later if one.out.numel() == length * one.out.shape[-1]]
+    fitting = [linear_map for linear_map in later if linear_map.out.numel() == length * linear_map.out.shape[-1]]
     if later and not fitting:
         raise Unmeasured("its output projection does not give one row for each position")
     return fitting[0] if fitting else None
@@ -124,7 +124,7 @@ def _output_projection(flow: TargetFlow, end: int, length: int) -> LinearMap | N
 def _labels(flow: TargetFlow, changed: Sequence[TargetFlow], place: int, what: str) -> Tensor:
     """(elements, changes): which changes reach which elements of a map's `given` or `out`."""
     before = getattr(flow.maps[place], what).detach().flatten()
-    return torch.stack([before != getattr(one.maps[place], what).detach().flatten() for one in changed], -1)
+    return torch.stack([before != getattr(flow.maps[place], what).detach().flatten() for flow in changed], -1)
 
 
 def _projections(
@@ -133,14 +133,14 @@ def _projections(
     """The maps before `end` that nothing local follows."""
     names = names_of(subject)
     kept = []
-    for place, one in enumerate(flow.maps[:end]):
+    for place, linear_map in enumerate(flow.maps[:end]):
         later = [other.given for other in flow.maps[place + 1 : end] if other.given.requires_grad]
-        if any(gradients_to(g.sum(), [one.out])[0] is not None for g in later):
+        if any(gradients_to(g.sum(), [linear_map.out])[0] is not None for g in later):
             continue
         slots = _slots(_labels(flow, changed, place, "out"), length)
         if slots is not None:
-            name = names.get(memory_of(one.weight), "a parameter")
-            kept.append(PositionwiseMap(one.out, slots, name, place, one.weight, one.location))
+            name = names.get(memory_of(linear_map.weight), "a parameter")
+            kept.append(PositionwiseMap(linear_map.out, slots, name, place, linear_map.weight, linear_map.location))
     return kept
 
 
@@ -158,12 +158,12 @@ def _leaves(subject: Subject, inputs: NamedInputs) -> list[PositionwiseMap]:
     """Inputs in place of projections, of a target that has none."""
     if inputs.vocabulary:
         raise Inapplicable("it has no projections")
-    found = []
+    leaves = []
     for name, tensor in inputs.tensors.items():
         order = torch.arange(tensor.numel()).view(tensor.shape)
         slots = order[0] if tensor.dim() == 3 else order[0].transpose(0, 1).flatten(1)
-        found.append(PositionwiseMap(tensor, slots, name, -1, None, None))
-    return found
+        leaves.append(PositionwiseMap(tensor, slots, name, -1, None, None))
+    return leaves
 
 
 def _merged_rows(
@@ -196,29 +196,31 @@ def _row_order(flow: TargetFlow, merged: LinearMap, length: int) -> list[int]:
         if gradient is None:
             return list(range(length))
         order.append(gradient.reshape(length, -1).any(-1).nonzero().flatten().tolist())
-    single = [one[0] for one in order if len(one) == 1]
+    single = [reached[0] for reached in order if len(reached) == 1]
     return single if sorted(single) == list(range(length)) else list(range(length))
 
 
 def _row(position: int, tensor: Tensor, elements: Tensor, projections: Sequence[PositionwiseMap]) -> MergedRow:
     step = max(1, -(-len(elements) // _MOST_ELEMENTS))
     chosen = torch.arange(0, len(elements), step)
-    outs = [one.out for one in projections]
+    outs = [projection.out for projection in projections]
     made = []
     for element in elements[chosen].tolist():
         gradients = gradients_to(tensor[element], outs)
-        made.append(torch.cat([_reached(g, one.slots) for g, one in zip(gradients, projections, strict=True)], -1))
+        made.append(
+            torch.cat([_reached(g, projection.slots) for g, projection in zip(gradients, projections, strict=True)], -1)
+        )
     return MergedRow(position, chosen, len(elements), torch.stack(made))
 
 
 def gradients_to(total: Tensor, outs: Sequence[Tensor]) -> list[Tensor | None]:
     """Of a number, None where no gradient leads: what was made under no_grad can give none."""
-    wanted = [one for one in outs if one.requires_grad]
+    wanted = [out for out in outs if out.requires_grad]
     try:
-        found = iter(torch.autograd.grad(total, wanted, retain_graph=True, allow_unused=True) if wanted else ())
+        gradients = iter(torch.autograd.grad(total, wanted, retain_graph=True, allow_unused=True) if wanted else ())
     except RuntimeError as error:
         raise Unmeasured("its backward pass raises, see gradients") from error
-    return [next(found) if one.requires_grad else None for one in outs]
+    return [next(gradients) if out.requires_grad else None for out in outs]
 
 
 def _reached(gradient: Tensor | None, slots: Tensor) -> Tensor:
@@ -233,4 +235,4 @@ def names_of(subject: Subject) -> dict[int, str]:
     """Where the numbers of a parameter lie, and its name."""
     if subject.module is None:
         return {}
-    return {memory_of(one): name for name, one in subject.module.named_parameters()}
+    return {memory_of(parameter): name for name, parameter in subject.module.named_parameters()}

@@ -49,8 +49,8 @@ def wrongly_kept(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], po
     if not _close(*query):
         return CacheDefect(_query(*query, position), POSITIONS, "order")
     for name, own, expected in (("key", step.key, whole.key), ("value", step.value, whole.value)):
-        found = _rows(own, expected[:, :, : position + 1])
-        missing = [j for j in range(position + 1) if found[j] is None and _visible(whole, position, j)]
+        places = _rows(own, expected[:, :, : position + 1])
+        missing = [j for j in range(position + 1) if places[j] is None and _visible(whole, position, j)]
         if missing:
             return _missing(name, own, expected, missing, position)
     return _pairs(step, whole, position)

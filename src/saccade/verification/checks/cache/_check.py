@@ -84,9 +84,9 @@ def _run(subject: Subject) -> Iterator[Finding]:
         except TargetError as error:
             yield _raises(way, error)
             return
-        found = _difference(plain, inputs, expected, got, way)
-        if found is not None:
-            yield from _explanation(plain, found)
+        difference = _difference(plain, inputs, expected, got, way)
+        if difference is not None:
+            yield from _explanation(plain, difference)
             return
     yield from _past_capacity(plain)
     yield from _second_sequence(plain)
@@ -110,7 +110,7 @@ def _splits(subject: Subject) -> Iterator[_SequenceSplit]:
     yield _SequenceSplit("one position at a time", (1,) * _LENGTH)
     yield _SequenceSplit("5 positions at first, then one at a time", (5,) + (1,) * (_LENGTH - 5))
     # a mask that must be given is made for the piece alone, which several positions of it would not go with
-    if (is_causal(subject) or subject.form == "cross") and not any(one.required for one in subject.reading.masks):
+    if (is_causal(subject) or subject.form == "cross") and not any(mask.required for mask in subject.reading.masks):
         yield _SequenceSplit("three positions at a time", (3, 3, 3, 2))
 
 
@@ -156,9 +156,9 @@ def _raises(way: _SequenceSplit, error: TargetError) -> Finding:
 
 
 def _explanation(subject: Subject, factor: _CacheDifference) -> Iterator[Finding]:
-    seen, expected = _positions_seen(subject, factor)
-    missing = sorted(set(expected) - set(seen))
-    extra = sorted(set(seen) - set(expected))
+    visible, expected = _positions_seen(subject, factor)
+    missing = sorted(set(expected) - set(visible))
+    extra = sorted(set(visible) - set(expected))
     start, stop = factor.piece
     later = [j for j in extra if j > factor.position]
     if later:
@@ -171,21 +171,21 @@ def _explanation(subject: Subject, factor: _CacheDifference) -> Iterator[Finding
         if where is not None and re.search(_PLACED, where.code) and (joined := _line(subject, _JOINED)) is not None:
             where, fix = joined, _IN_FRONT
     elif missing and start > 0 and set(missing) >= set(expected) - set(range(start, stop)):
-        what = f"it depends on positions {_listed(seen)} alone: nothing of the {start} positions before reaches it"
+        what = f"it depends on positions {_listed(visible)} alone: nothing of the {start} positions before reaches it"
         where = _line(subject, _JOINED, _WRITTEN)
         fix = _IN_FRONT
-    elif missing and start > 0 and seen == [0]:
+    elif missing and start > 0 and visible == [0]:
         what = "it depends on position 0 alone: a causal mask for one query and all keys is aligned at the top left"
         where = _line(subject, ("tril", "triu"), _MASKED)
         fix = "With one query use no causal mask, or tril(diagonal=Lk - Lq): the query stands at the last key."
     elif missing:
-        what = f"it depends on positions {_listed(seen)}, not on {_listed(missing)}, which the whole sees"
+        what = f"it depends on positions {_listed(visible)}, not on {_listed(missing)}, which the whole sees"
         where = _line(subject, _WRITTEN)
         fix = "A full window overwrites its oldest slot, position % window, and masks by position, not by slot."
-        if where is None and (cut := _cutting(subject, factor.position, len(seen))) is not None:
+        if where is None and (cut := _cutting(subject, factor.position, len(visible))) is not None:
             where = cut
             fix = (
-                f"Keep all positions that the whole sequence sees; do not truncate. If a window of {len(seen)} is "
+                f"Keep all positions that the whole sequence sees; do not truncate. If a window of {len(visible)} is "
                 "meant, the whole "
                 "needs its mask, too: (i - j >= 0) & (i - j < window)."
             )
@@ -194,9 +194,9 @@ def _explanation(subject: Subject, factor: _CacheDifference) -> Iterator[Finding
         where = _line(subject, ("getitem", "narrow"), _MASKED)
         fix = "Cut the cache to the window: k = k[..., -window:, :], v likewise; or mask what is older."
     else:
-        yield from _numbers_differ(subject, factor, seen)
+        yield from _numbers_differ(subject, factor, visible)
         return
-    yield _finding(subject, factor, what, fix, {"sees": seen, "expected": expected}, _NAME, where)
+    yield _finding(subject, factor, what, fix, {"sees": visible, "expected": expected}, _NAME, where)
 
 
 def _positions_seen(subject: Subject, gap: _CacheDifference) -> tuple[list[int], list[int]]:
@@ -257,8 +257,8 @@ def _order_is_lost(subject: Subject, gap: _CacheDifference) -> bool:
         return False
     swapped = inputs.permuted(order, "query" if subject.form == "cross" else "both")
     same = []
-    for run in (lambda one: _in_pieces(subject, one, gap.way), lambda one: _at_once(subject, one)):
-        before, after = (run(one)[..., gap.position, :] for one in (inputs, swapped))
+    for run in (lambda given: _in_pieces(subject, given, gap.way), lambda given: _at_once(subject, given)):
+        before, after = (run(given)[..., gap.position, :] for given in (inputs, swapped))
         same.append(float((before - after).abs().max()) <= tolerance(subject, inputs, before))
     return same == [True, False]
 
@@ -322,7 +322,7 @@ def _joins(step: TraceStep) -> bool:
     """Whether it puts one position behind others, and not halves of channels together."""
     if len(step.taken) < 2 or len(step.taken[0]) != len(step.taken[1]):
         return False
-    sizes = [(one, other) for one, other in zip(*step.taken[:2], strict=True) if one != other]
+    sizes = [(size, other) for size, other in zip(*step.taken[:2], strict=True) if size != other]
     return len(sizes) == 1 and 1 in sizes[0]
 
 
@@ -372,7 +372,7 @@ def _past_capacity(subject: Subject) -> Iterator[Finding]:
         return
     way = _SequenceSplit("one position at a time", (1,) * length)
     try:
-        found = _compared(subject, way)
+        difference = _compared(subject, way)
     except TargetError as error:
         longest = subject.reading.max_length
         if longest is not None and length > longest:
@@ -385,8 +385,8 @@ def _past_capacity(subject: Subject) -> Iterator[Finding]:
             error.location,
         )
         return
-    if found is not None:
-        yield from _explanation(subject, found)
+    if difference is not None:
+        yield from _explanation(subject, difference)
 
 
 def _full_at(subject: Subject) -> int:
@@ -425,9 +425,9 @@ def _second_sequence(subject: Subject) -> Iterator[Finding]:
             raised, message=f"{raised.message} {_SECOND[0].upper()}{_SECOND[1:]}.", fix=_BEGIN, location=where
         )
         return
-    found = _difference(subject, inputs, expected, got, way)
-    if found is not None:
-        yield _finding(subject, found, _SECOND, _BEGIN, {"second": True}, _NAME, where)
+    difference = _difference(subject, inputs, expected, got, way)
+    if difference is not None:
+        yield _finding(subject, difference, _SECOND, _BEGIN, {"second": True}, _NAME, where)
 
 
 _SECOND = "this is a second sequence, begun with an empty cache, and what was kept of the first one is still there"

@@ -32,9 +32,9 @@ def written_line(subject: Subject, piece: NamedInputs) -> Location | None:
     except (Inapplicable, TargetError):
         return None
     for owner, name in _differing(before, _held(copy)):
-        found = list(_lines(copy.target.get_submodule(owner), name, _resets(subject)))
-        if found:
-            return found[-1]
+        lines = list(_lines(copy.target.get_submodule(owner), name, _resets(subject)))
+        if lines:
+            return lines[-1]
     return None
 
 
@@ -47,10 +47,10 @@ def not_emptied_line(subject: Subject, used: Subject) -> Location | None:
     CachedDecoder(fresh)  # which resets it
     method = getattr(subject.target, cache.reset)
     for _, name in _differing(_held(fresh), _held(used)):
-        named = [one for one in _numbered(method) if re.search(rf"\b{re.escape(name)}\b", one.code)]
+        named = [line for line in _numbered(method) if re.search(rf"\b{re.escape(name)}\b", line.code)]
         if named:
             return named[-1]
-    return next((one for one in _numbered(method) if one.code.startswith("def ")), None)
+    return next((line for line in _numbered(method) if line.code.startswith("def ")), None)
 
 
 def _resets(subject: Subject) -> Sequence[str]:
@@ -67,7 +67,10 @@ def _held(subject: Subject) -> _Held:
         own = {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
         for name, value in (*own.items(), *part._buffers.items()):
             leaves, shape = tree_flatten(value)
-            held[path, name] = (shape, [one.detach().clone() if isinstance(one, Tensor) else one for one in leaves])
+            held[path, name] = (
+                shape,
+                [tensor.detach().clone() if isinstance(tensor, Tensor) else tensor for tensor in leaves],
+            )
     return held
 
 
@@ -93,7 +96,7 @@ def _lines(owner: nn.Module, name: str, without: Sequence[str]) -> Iterator[Loca
         for method, function in vars(kind).items():
             is_called = inspect.isfunction(function) and getattr(type(owner), method) is function
             if is_called and method not in without:
-                yield from (one for one in _numbered(function) if re.search(wanted, one.code))
+                yield from (line for line in _numbered(function) if re.search(wanted, line.code))
 
 
 def _numbered(function: Any) -> list[Location]:

@@ -54,21 +54,27 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if not masks:
         raise Inapplicable(no_mask(subject))
     reasons: list[str] = []
-    told: list[Finding] = []
+    reported: list[Finding] = []
     # the axes that say most first: what is wrong with them is wrong with the others
     asked = [(part, mask) for part in parts for mask in part.reading.masks]
-    for part, mask in sorted(asked, key=lambda one: -len(set(one[1].axes) & set("BHQK"))):
-        if any(one.severity == "error" and one.evidence.get("argument") == mask.argument for one in told):
+    for part, mask in sorted(asked, key=lambda pair: -len(set(pair[1].axes) & set("BHQK"))):
+        if any(
+            finding.severity == "error" and finding.evidence.get("argument") == mask.argument for finding in reported
+        ):
             continue
         alone = replace(part, reading=replace(part.reading, masks=(mask,)))
         try:
-            new = [one for one in _findings_of(alone, mask) if not any(_are_alike(one, other) for other in told)]
+            new = [
+                finding
+                for finding in _findings_of(alone, mask)
+                if not any(_are_alike(finding, other) for other in reported)
+            ]
         except Inapplicable as reason:
             reasons.append(str(reason))
             continue
-        told += new
+        reported += new
         yield from new
-    if not any(one.severity == "error" for one in told):
+    if not any(finding.severity == "error" for finding in reported):
         yield from _contradicting(masks)
     if len(reasons) == len(masks):
         raise Inapplicable(reasons[0])
@@ -126,16 +132,16 @@ def _not_obeyed(probe: MaskArgumentProbe) -> Iterator[Finding]:
     if inner is not None and inner.normalised in ("query", "head", "batch"):
         words = f"The softmax runs over the {inner.normalised} axis, so that what is hidden changes its sums."
         defect = MaskDefect(words, "weights = scores.softmax(dim=-1)", "note")
-    wrong = (probe.seen != probe.expected(probe.given)) & probe.known & probe.asked
+    wrong = (probe.visible != probe.expected(probe.given)) & probe.known & probe.asked
     if not wrong.any():
         raise Unmeasured("no output depends on another position's input, so that what it hides cannot be seen")
     is_apart = inner is None or not sums_to_one(inner)
-    if subject.form == "tokens" and is_apart and not (wrong & probe.seen).any():
+    if subject.form == "tokens" and is_apart and not (wrong & probe.visible).any():
         # through a window of its own a layer reaches a token by others, and these may be hidden
         raise Unmeasured("its weights were not seen, and a token that it does not see may lie behind a hidden one")
-    item, head, row, column = (int(one) for one in wrong.nonzero()[0])
-    sees = bool(probe.seen[item, head, row, column])
-    where = f"batch item {item}" + (f", head {head}" if probe.seen.shape[1] > 1 else "")
+    item, head, row, column = (int(index) for index in wrong.nonzero()[0])
+    sees = bool(probe.visible[item, head, row, column])
+    where = f"batch item {item}" + (f", head {head}" if probe.visible.shape[1] > 1 else "")
     example = (
         f"Under a random mask output {row} {'depends on input' if sees else 'does not see input'} {column}, which the "
         f"mask {'hides from' if sees else 'shows'} it ({where}). {defect.words}"
@@ -160,8 +166,8 @@ def _probe(
     own = _unmasked(steady, mask, inputs, side)  # type: ignore[arg-type]
     given = _random(subject, mask, inputs, own, seed)
     masks = masks_of(mask, given, inputs)
-    seen = influence.effects(steady, inputs, **masks, side=side) > 0  # type: ignore[arg-type]
-    return MaskArgumentProbe(subject, mask, inputs, given, own.cpu(), seen.cpu(), known)
+    visible = influence.effects(steady, inputs, **masks, side=side) > 0  # type: ignore[arg-type]
+    return MaskArgumentProbe(subject, mask, inputs, given, own.cpu(), visible.cpu(), known)
 
 
 def _unmasked(steady: influence.SteadySubject, mask: MaskReading, inputs: NamedInputs, side: Side) -> Tensor:
@@ -338,9 +344,9 @@ def _fills(probe: MaskArgumentProbe) -> Iterator[Finding]:
     given[:, :, 1] = False
     rows = torch.zeros(probe.inputs.batch, probe.inputs.length, dtype=torch.bool)
     rows[:, 1] = True
-    for seen in attentions_of(probe.subject, probe.inputs, **masks_of(probe.mask, given, probe.inputs)):
-        if averages_all(seen, rows):
-            yield averaging("mask-meaning", f"A query from which `{probe.mask.argument}` hides every key", seen)
+    for attention in attentions_of(probe.subject, probe.inputs, **masks_of(probe.mask, given, probe.inputs)):
+        if averages_all(attention, rows):
+            yield averaging("mask-meaning", f"A query from which `{probe.mask.argument}` hides every key", attention)
             return
 
 

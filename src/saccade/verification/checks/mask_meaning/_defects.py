@@ -34,16 +34,16 @@ class MaskArgumentProbe:
     inputs: NamedInputs
     given: Tensor  # (B or 1, H or 1, Lq or 1, Lk) True = attend, as it varies along the argument's axes
     own: Tensor  # (B, H', Lq, Lk) what outputs depend on without the mask; H' = 1 for modules
-    seen: Tensor  # (B, H', Lq, Lk) and with it
+    visible: Tensor  # (B, H', Lq, Lk) and with it
     known: Tensor  # (Lq, Lk) pairs of which the dependence is known: not a position on itself, in one sequence
-    weights: Tensor | None = None  # (B, H, Lq, Lk) where `seen` is read from them
+    weights: Tensor | None = None  # (B, H, Lq, Lk) where `visible` is read from them
     normalised: str = "unknown"  # the axis of their softmax
 
     def expected(self, given: Tensor) -> Tensor:
-        """What outputs depend on if the mask means `given`; over all heads of a module, as `seen`."""
-        if self.seen.shape[1] == 1 and given.shape[1] > 1:
+        """What outputs depend on if the mask means `given`; over all heads of a module, as `visible`."""
+        if self.visible.shape[1] == 1 and given.shape[1] > 1:
             given = given.any(1, keepdim=True)
-        return given.expand(self.seen.shape) & self.own
+        return given.expand(self.visible.shape) & self.own
 
     @property
     def asked(self) -> Tensor:
@@ -56,7 +56,7 @@ class MaskArgumentProbe:
         """Rows that `given` leaves nothing are undefined, and are not compared."""
         wanted = self.expected(given)
         full = wanted.any(-1, keepdim=True) & self.known & self.asked
-        return bool(((self.seen == wanted) | ~full).all()) and bool((wanted & full).any())
+        return bool(((self.visible == wanted) | ~full).all()) and bool((wanted & full).any())
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def line_of(probe: MaskArgumentProbe, defect: MaskDefect) -> Location | None:
     """Where the mask is applied; where items or heads are mixed, where it is repeated."""
     steps = _steps(probe)
     if "repeat" in defect.fix:
-        found = [one.location for one in steps if one.name in _REPEATING and one.location is not None]
-        own = [one for one in found if str(probe.mask.argument) in one.code or "mask" in one.code]
+        lines = [step.location for step in steps if step.name in _REPEATING and step.location is not None]
+        own = [line for line in lines if str(probe.mask.argument) in line.code or "mask" in line.code]
         if own:
             return own[0]
     return masking_line(steps, probe.inputs, argument=str(probe.mask.argument))
@@ -100,22 +100,22 @@ def line_of(probe: MaskArgumentProbe, defect: MaskDefect) -> Location | None:
 
 def inside(probe: MaskArgumentProbe) -> MaskArgumentProbe | None:
     """The same of the weights, by head, in the attention that the mask goes to."""
-    seen = _weights(probe)
-    if seen is None or seen[0].weights.shape[0] != probe.seen.shape[0]:
+    attentions = _weights(probe)
+    if attentions is None or attentions[0].weights.shape[0] != probe.visible.shape[0]:
         return None
-    before, after = (attends(one).cpu() for one in seen)
+    before, after = (attends(attention).cpu() for attention in attentions)
     # under an inverted polarity showing everything hides all, which is NaN, or 0 in a kernel: outputs then tell what
     # there is to see
     own = before if before.any() else torch.ones_like(before)
-    if seen[0].weights.isnan().any() or not before.any():
+    if attentions[0].weights.isnan().any() or not before.any():
         own = own & (probe.own | ~probe.known)
     return replace(
         probe,
         own=own,
-        seen=after,
+        visible=after,
         known=torch.ones_like(probe.known),
-        weights=seen[1].weights.cpu(),
-        normalised=seen[1].normalised,
+        weights=attentions[1].weights.cpu(),
+        normalised=attentions[1].normalised,
     )
 
 
@@ -139,7 +139,7 @@ def named(probe: MaskArgumentProbe) -> MaskDefect:
             "scores.masked_fill(~mask, ...) with scores of shape (B, H, Lq, Lk)",
         )
     return _mixed(probe) or MaskDefect(
-        f"The visible pairs fit no reading of `{mask.argument}`: {int((probe.own & ~probe.seen).sum())} pairs are "
+        f"The visible pairs fit no reading of `{mask.argument}`: {int((probe.own & ~probe.visible).sum())} pairs are "
         f"hidden, and the mask says {int((probe.own & ~probe.expected(given)).sum())}."
     )
 
@@ -157,10 +157,10 @@ def _mixed(probe: MaskArgumentProbe) -> MaskDefect | None:
         count = given.shape[axis]
         if count < 2:
             continue
-        for one in range(count):
-            if probe.fits(given.narrow(axis, one, 1).expand(given.shape)):
+        for index in range(count):
+            if probe.fits(given.narrow(axis, index, 1).expand(given.shape)):
                 return MaskDefect(
-                    f"The mask of {what} {one} is applied to every {what}.", f"{fix}  # its own for each {what}"
+                    f"The mask of {what} {index} is applied to every {what}.", f"{fix}  # its own for each {what}"
                 )
         for step in range(1, count):
             if probe.fits(given.roll(step, axis)):
@@ -168,7 +168,7 @@ def _mixed(probe: MaskArgumentProbe) -> MaskDefect | None:
                     f"The mask of another {what} is applied: {what} {step} has that of {what} 0.",
                     f"{fix}  # heads and items in the order of the scores",
                 )
-    heads, items = probe.seen.shape[1], given.shape[0]
+    heads, items = probe.visible.shape[1], given.shape[0]
     if given.shape[1] == 1 and items > 1 and heads > 1:
         order = torch.arange(items * heads)
         tiled = given[:, 0][order % items].view(items, heads, *given.shape[2:])
@@ -188,14 +188,14 @@ def _mixed(probe: MaskArgumentProbe) -> MaskDefect | None:
 
 def _unhidden(probe: MaskArgumentProbe) -> MaskDefect:
     """Nothing is hidden: why."""
-    seen = _weights(probe)
+    attentions = _weights(probe)
     if not probe.mask.by_pair and _hides_queries(probe):
         words = "It is broadcast along the wrong axis: it hides queries where it should hide keys."
-        if seen is not None and seen[1].zeroed is not None:
+        if attentions is not None and attentions[1].zeroed is not None:
             words += " And it is multiplied into the scores, where exp(0) is 1: it would hide no key either."
         return MaskDefect(words)
-    if seen is not None:
-        before, after = seen
+    if attentions is not None:
+        before, after = attentions
         defect = _by_weights(before, after, probe.given)
         if defect is not None:
             return defect
@@ -231,10 +231,10 @@ def _weights(probe: MaskArgumentProbe) -> tuple[TracedAttention, TracedAttention
     masks = masks_of(probe.mask, probe.given, probe.inputs)
     before, after = (attentions_of(probe.subject, probe.inputs, **each) for each in (open_, masks))
     shape = (probe.inputs.length, probe.inputs.key_length)
-    for one, other in zip(before, after, strict=False):
-        same = one.weights.shape == other.weights.shape and one.weights.shape[-2:] == shape
-        if same and not one.weights.equal(other.weights):
-            return one, other
+    for attention, other in zip(before, after, strict=False):
+        same = attention.weights.shape == other.weights.shape and attention.weights.shape[-2:] == shape
+        if same and not attention.weights.equal(other.weights):
+            return attention, other
     return None
 
 
@@ -242,10 +242,10 @@ def counted(probe: MaskArgumentProbe) -> float | None:
     """How many times a finite value of an additive mask counts in the scores; None where that could not be seen."""
     mask = replace(probe.mask, fill=_FINITE)
     reading = replace(probe.subject.reading, masks=(mask,))
-    seen = _weights(replace(probe, mask=mask, subject=replace(probe.subject, reading=reading)))
-    if seen is None:
+    attentions = _weights(replace(probe, mask=mask, subject=replace(probe.subject, reading=reading)))
+    if attentions is None:
         return None
-    change = (seen[1].weights.double() / seen[0].weights.double()).log().cpu()
+    change = (attentions[1].weights.double() / attentions[0].weights.double()).log().cpu()
     hidden = ~probe.given.expand(change.shape)
     rows = (hidden.any(-1) & (~hidden).any(-1)).unsqueeze(-1)
     if not bool(change.masked_fill(~rows, 0.0).isfinite().all()):
@@ -259,10 +259,10 @@ def as_number(probe: MaskArgumentProbe) -> float | None:
     as 1 and 0; None where they raise an error, hide something, or do nothing."""
     mask = replace(probe.mask, meaning="attend", dtype="bool")
     reading = replace(probe.subject.reading, masks=(mask,))
-    seen = _weights(replace(probe, mask=mask, subject=replace(probe.subject, reading=reading)))
-    if seen is None or not bool((seen[1].weights > 0).all()):
+    attentions = _weights(replace(probe, mask=mask, subject=replace(probe.subject, reading=reading)))
+    if attentions is None or not bool((attentions[1].weights > 0).all()):
         return None
-    change = (seen[1].weights.double() / seen[0].weights.double()).log().cpu()
+    change = (attentions[1].weights.double() / attentions[0].weights.double()).log().cpu()
     shown = probe.given.cpu().expand(change.shape)
     rows = shown.any(-1) & (~shown).any(-1)
     counts = [change.masked_fill(~which, torch.nan).nanmean(-1)[rows] for which in (shown, ~shown)]

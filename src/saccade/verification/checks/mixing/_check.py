@@ -32,11 +32,11 @@ def _run(subject: Subject) -> Iterator[Finding]:
     axis = _axis(subject)
     if axis == "batch":
         raise Unmeasured("its softmax runs over the batch, which mixes all that this looks at")
-    found = [*_items(subject), *([] if random else _single_item(subject))]
-    if found and subject.form == "tokens":
+    findings = [*_items(subject), *([] if random else _single_item(subject))]
+    if findings and subject.form == "tokens":
         raise Inapplicable("its samples meet, as the model check says")
-    yield from found[:1]
-    if found:
+    yield from findings[:1]
+    if findings:
         return
     if random:
         raise Unmeasured("it draws random numbers in eval mode, so that calls cannot be compared")
@@ -52,15 +52,15 @@ def _is_random(subject: Subject) -> bool:
         Inapplicable: it depends on something else, too.
     """
     inputs = subject.inputs(3, 5)
-    one, same, other = (steady(subject, inputs, seed).out.nan_to_num() for seed in (0, 0, 1))
-    if not torch.equal(one, same):
+    first, same, other = (steady(subject, inputs, seed).out.nan_to_num() for seed in (0, 0, 1))
+    if not torch.equal(first, same):
         raise Unmeasured("two calls with the same input differ")
-    return not torch.equal(one, other)
+    return not torch.equal(first, other)
 
 
 def _axis(subject: Subject) -> str:
-    found = attentions_of(subject, subject.inputs(2, 5))
-    return found[0].normalised if found else "unknown"
+    attentions = attentions_of(subject, subject.inputs(2, 5))
+    return attentions[0].normalised if attentions else "unknown"
 
 
 # --- batch items
@@ -122,7 +122,7 @@ def _items_meet(subject: Subject, inputs: NamedInputs, item: int, other: int, by
 def _has_batch_norm(subject: Subject) -> bool:
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    return subject.module is not None and any(isinstance(one, _BatchNorm) for one in subject.module.modules())
+    return subject.module is not None and any(isinstance(module, _BatchNorm) for module in subject.module.modules())
 
 
 def _single_item(subject: Subject) -> Iterator[Finding]:
@@ -153,18 +153,18 @@ def _single_item(subject: Subject) -> Iterator[Finding]:
 
 
 def _structure(subject: Subject) -> Iterator[Finding]:
-    for one in _variants(subject):
-        length = _length(one)
-        if strangers := list(_other_heads(one, length)):
+    for variant in _variants(subject):
+        length = _length(variant)
+        if strangers := list(_other_heads(variant, length)):
             yield from strangers
             return
         try:
-            found = wiring(exact(one), length)
+            wired = wiring(exact(variant), length)
         except TargetError:
-            if one is subject:
+            if variant is subject:
                 raise
             continue
-        findings = list(mixed(found, length))
+        findings = list(mixed(wired, length))
         yield from findings
         if findings:
             return
@@ -196,7 +196,14 @@ def _other_heads(subject: Subject, length: int) -> Iterator[Finding]:
                 "Heads that share keys attend to the same positions: they are one head, repeated.",
                 "Keep the axis of a group's queries: torch.einsum('bgrqd,bgkd->bgrqk', q, k)",
                 {"changed head": head, "moved head": others[0], "by": float(moved[others[0]]), "kv_heads": kv_heads},
-                next((one.lines["scores"] for one in attentions_of(copy, inputs) if "scores" in one.lines), None),
+                next(
+                    (
+                        attention.lines["scores"]
+                        for attention in attentions_of(copy, inputs)
+                        if "scores" in attention.lines
+                    ),
+                    None,
+                ),
             )
             return
 

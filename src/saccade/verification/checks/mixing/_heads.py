@@ -82,7 +82,7 @@ def scattered(wiring: AttentionWiring, length: int) -> ScatteredFactor | None:
     """A query, key or value of which an index along the axis of positions means other positions elsewhere."""
     for place, factor in enumerate(wiring.flow.factors):
         axes = [axis for axis, size in enumerate(factor.tensor.shape) if size == length]
-        others = [one.factors[place].tensor for one in wiring.changed if place < len(one.factors)]
+        others = [flow.factors[place].tensor for flow in wiring.changed if place < len(flow.factors)]
         if (
             len(axes) != 1
             or not others
@@ -155,7 +155,7 @@ def _apart(sets: Sequence[frozenset[int]], total: int) -> bool:
     """Whether sets have nothing in common, are of one size and are all there is."""
     return (
         bool(sets)
-        and len({len(one) for one in sets}) == 1
+        and len({len(channels) for channels in sets}) == 1
         and sum(map(len, sets)) == total == len(frozenset().union(*sets))
     )
 
@@ -183,8 +183,8 @@ def _described(
         key_blocks[0],
         value_blocks[0],
         merged[0] if merged else "head by head",
-        tuple(key_blocks[1][one] for one in key_sets),
-        tuple(value_blocks[1][one] for one in value_sets),
+        tuple(key_blocks[1][channels] for channels in key_sets),
+        tuple(value_blocks[1][channels] for channels in value_sets),
         int(keys.sum()) // len(key_sets[0]),
         int(value.sum()) // len(value_sets[0]),
         tuple(merged[1][own] for own in lands) if merged else tuple(range(len(order))),
@@ -200,10 +200,10 @@ def _blocks(sets: Sequence[frozenset[int]], role: Tensor) -> tuple[Order, dict[f
     if not _apart(distinct, sum(map(len, distinct))) or size == 0 or total % size:
         return None
     rank = {channel: at for at, channel in enumerate(role.nonzero().flatten().tolist())}
-    ranked = {one: sorted(rank[channel] for channel in one) for one in distinct}
+    ranked = {channels: sorted(rank[channel] for channel in channels) for channels in distinct}
     count = total // size
     if all(own == list(range(own[0], own[0] + size)) and own[0] % size == 0 for own in ranked.values()):
-        return "head by head", {one: own[0] // size for one, own in ranked.items()}
+        return "head by head", {channels: own[0] // size for channels, own in ranked.items()}
     if all(own == list(range(own[0], total, count)) for own in ranked.values()):
-        return "interleaved", {one: own[0] for one, own in ranked.items()}
-    return "mixed", {one: at for at, one in enumerate(sorted(distinct, key=lambda one: ranked[one][0]))}
+        return "interleaved", {channels: own[0] for channels, own in ranked.items()}
+    return "mixed", {channels: at for at, channels in enumerate(sorted(distinct, key=lambda key: ranked[key][0]))}

@@ -33,9 +33,9 @@ def mixed(wiring: AttentionWiring, length: int) -> Iterator[Finding]:
         yield finding
         return
     structure = heads(wiring)
-    told = [] if structure is None else list(_of_heads(wiring, structure))
-    yield from told
-    if module and not any(one.severity == "error" for one in told):
+    findings = [] if structure is None else list(_of_heads(wiring, structure))
+    yield from findings
+    if module and not any(other.severity == "error" for other in findings):
         yield from projections(wiring, structure)
 
 
@@ -194,7 +194,7 @@ def _last(names: tuple[str, ...], fits: Fits) -> Chosen:
 
 
 def _to_heads(step: TraceStep) -> bool:
-    return len(step.given) >= 4 and all(len(one) < len(step.given) for one in step.taken[:1])
+    return len(step.given) >= 4 and all(len(shape) < len(step.given) for shape in step.taken[:1])
 
 
 def _untransposed(length: int) -> Fits:
@@ -224,7 +224,7 @@ def _odd_one(count: int) -> Chosen:
         if all(step.given[-2] != count for step in views):
             return _first(_VIEWS, _widths_last(count))(steps)
         turns = [step for step in steps if step.name in _TURNS and _of_four(step)][:3]
-        odd = [step for step in turns if [one.name for one in turns].count(step.name) == 1]
+        odd = [step for step in turns if [step.name for step in turns].count(step.name) == 1]
         return odd[0].location if len(odd) == 1 else None
 
     return choose

@@ -57,7 +57,7 @@ def _unused(wiring: AttentionWiring) -> list[str]:
     """Matrices that stand beside the projections and take no part in the call."""
     module = wiring.subject.module
     assert module is not None
-    beside = {_parent(module, one.name) for one in wiring.projections}
+    beside = {_parent(module, projection.name) for projection in wiring.projections}
     return [
         name
         for name, parameter in module.named_parameters()
@@ -77,21 +77,25 @@ def _parent(module: nn.Module, name: str) -> str:
 
 def _used_twice(wiring: AttentionWiring) -> list[tuple[PositionwiseMap, list[str]]]:
     """Projections whose weights serve more than one of them, with every name that these weights have."""
-    seen: dict[tuple[int, tuple[int, ...]], list[PositionwiseMap]] = {}
-    for one in wiring.projections:
-        if one.weight is not None:
-            seen.setdefault((one.weight.data_ptr(), tuple(one.weight.shape)), []).append(one)
+    by_weight: dict[tuple[int, tuple[int, ...]], list[PositionwiseMap]] = {}
+    for projection in wiring.projections:
+        if projection.weight is not None:
+            by_weight.setdefault((projection.weight.data_ptr(), tuple(projection.weight.shape)), []).append(projection)
     assert wiring.subject.module is not None
     names: dict[int, list[str]] = {}
     for name, parameter in wiring.subject.module.named_parameters(remove_duplicate=False):
         names.setdefault(memory_of(parameter), []).append(name)
-    return [(group[-1], names.get(memory_of(group[0].weight), [])) for group in seen.values() if len(group) > 1]
+    return [
+        (group[-1], names.get(memory_of(weight), []))
+        for group in by_weight.values()
+        if len(group) > 1 and (weight := group[0].weight) is not None
+    ]
 
 
 def _shared(wiring: AttentionWiring, twice: list[tuple[PositionwiseMap, list[str]]], unused: list[str]) -> Finding:
-    one, names = twice[0]
+    projection, names = twice[0]
     by_accident = bool(unused) or len(names) > 1 or len(twice) > 1
-    message = f"{one.name} projects more than one of queries, keys and values"
+    message = f"{projection.name} projects more than one of queries, keys and values"
     if len(twice) > 1:
         message = f"{', '.join(each.name for each, _ in twice)} are each used more than once, as if heads were one"
     elif len(names) > 1:
@@ -108,7 +112,7 @@ def _shared(wiring: AttentionWiring, twice: list[tuple[PositionwiseMap, list[str
         "Give each its own projection and use it: k = self.k_proj(x); a list of modules with [Head() for _ in "
         "range(n)], not [Head()] * n.",
         {"shared": [each.name for each, _ in twice], "names": names, "unused": unused},
-        _where_shared(wiring, names) or one.location,
+        _where_shared(wiring, names) or projection.location,
     )
 
 
@@ -128,10 +132,10 @@ def _no_output(wiring: AttentionWiring, count: int, unused: list[str]) -> Findin
 
 
 def _never_used(unused: list[str]) -> Finding:
-    one = len(unused) == 1
+    single = len(unused) == 1
     return _warning(
-        f"{', '.join(unused)} {'stands' if one else 'stand'} beside the projections and "
-        f"{'takes' if one else 'take'} no part in a call.",
+        f"{', '.join(unused)} {'stands' if single else 'stand'} beside the projections and "
+        f"{'takes' if single else 'take'} no part in a call.",
         "Parameters that are saved and never trained; often another projection is used in their place.",
         "Use it in forward, or remove it.",
         {"unused": unused},
@@ -142,15 +146,15 @@ def _dead(wiring: AttentionWiring) -> tuple[PositionwiseMap, list[int]] | None:
     """A projection with channels that reach nothing, a quarter of it or more."""
     out = wiring.flow.result.out
     weight = torch.linspace(1.0, 2.0, out.numel(), dtype=out.dtype).view(out.shape)
-    outs = [one.out for one in wiring.projections]
+    outs = [projection.out for projection in wiring.projections]
     gradients = gradients_to((out * weight).sum(), outs)
-    for one, gradient in zip(wiring.projections, gradients, strict=True):
-        flat = torch.zeros(one.out.numel(), dtype=out.dtype) if gradient is None else gradient.flatten()
-        still = (flat[one.slots] == 0).all(0).nonzero().flatten()
+    for projection, gradient in zip(wiring.projections, gradients, strict=True):
+        flat = torch.zeros(projection.out.numel(), dtype=out.dtype) if gradient is None else gradient.flatten()
+        still = (flat[projection.slots] == 0).all(0).nonzero().flatten()
         # a gradient may be missing for other reasons: then other numbers there change the output
-        large = one.place >= 0 and len(still) * 4 >= one.slots.shape[1]
-        if large and torch.equal(_without(wiring, one, still).result.out, out):
-            return one, still.tolist()
+        large = projection.place >= 0 and len(still) * 4 >= projection.slots.shape[1]
+        if large and torch.equal(_without(wiring, projection, still).result.out, out):
+            return projection, still.tolist()
     return None
 
 
@@ -215,10 +219,10 @@ def _same_operands(wiring: AttentionWiring) -> tuple[str, Location | None]:
     """ "scores" where keys are multiplied by keys, "values" where values are keys or queries, and the line of that
     product."""
     try:
-        seen = traced(wiring.original.fresh(), wiring.inputs).attentions
+        attentions = traced(wiring.original.fresh(), wiring.inputs).attentions
     except (Inapplicable, TargetError):
         return "", None
-    for each in seen:
+    for each in attentions:
         if _are_same(each.query, each.key):
             return "scores", each.lines.get("scores")
         if each.value is not None and (_are_same(each.value, each.key) or _are_same(each.value, each.query)):
@@ -232,8 +236,8 @@ def _are_same(tensor: Tensor, other: Tensor) -> bool:
 
 def _where_shared(wiring: AttentionWiring, names: list[str]) -> Location | None:
     """The line that gives one module two names: `self.k = self.q`, or a list that holds one module many times."""
-    for one, other in itertools.permutations({_owner(name) for name in names}, 2):
-        line = line_with(wiring.original, rf"\.{re.escape(one)}\s*=\s*\w+\.{re.escape(other)}\s*$")
+    for owner, other in itertools.permutations({_owner(name) for name in names}, 2):
+        line = line_with(wiring.original, rf"\.{re.escape(owner)}\s*=\s*\w+\.{re.escape(other)}\s*$")
         if line is not None:
             return line
     return line_with(wiring.original, r"\]\s*\*\s*\w") if len(names) > 1 else None

@@ -37,9 +37,9 @@ def caches(subject: Subject) -> Iterator[Finding]:
         fixed = _fixed_size(subject, length)
         ways += [("token by token into a cache of fixed size", [1] * length, fixed)] if fixed is not None else []
         for words, sizes, make in ways:
-            found = _compared(subject, inputs, sizes, make)
-            if found is not None:
-                yield _finding(words, length, window, counting_line(subject, inputs), *found)
+            difference = _compared(subject, inputs, sizes, make)
+            if difference is not None:
+                yield _finding(words, length, window, counting_line(subject, inputs), *difference)
                 return
 
 
@@ -54,10 +54,10 @@ def _compared(
         apart.copy_((stepped - whole).abs().nan_to_num(nan=float("inf")).amax((0, 2)) / (whole.abs().max() or 1.0))
         return largest(stepped, whole)
 
-    found, counts = judged(subject, measure)
-    if found.relative <= counts:
+    gap, counts = judged(subject, measure)
+    if gap.relative <= counts:
         return None
-    return int((apart > counts).nonzero()[0]), found.size, found.relative
+    return int((apart > counts).nonzero()[0]), gap.size, gap.relative
 
 
 def _in_steps(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], make: Callable[[], Any] | None) -> Tensor:
@@ -77,7 +77,7 @@ def _in_steps(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], make:
 def _window(subject: Subject) -> int | None:
     """The window of its layers, if it is short enough to be left behind."""
     config = getattr(subject.target, "config", None)
-    window = min((one for one in subject.reading.windows if one), default=getattr(config, "sliding_window", None))
+    window = min((width for width in subject.reading.windows if width), default=getattr(config, "sliding_window", None))
     return window if isinstance(window, int) and 0 < window <= _LONGEST_WINDOW else None
 
 

@@ -31,9 +31,9 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if subject.form != "tokens":
         raise Inapplicable("it is not a whole model of tokens or images")
     for part in (_sees, batches):
-        found = list(part(subject))
-        yield from found
-        if found:  # the other parts would say the same again
+        findings = list(part(subject))
+        yield from findings
+        if findings:  # the other parts would say the same again
             return
     for part in (padding, pad_ids, caches, pairs):
         yield from part(subject)
@@ -53,16 +53,16 @@ def _images(subject: Subject) -> Iterator[Finding]:
     other[1] = patches.pixels(3, seed=1)[1]
     with torch.no_grad():
         before, after = (
-            guarded(patches.model, pixel_values=one).last_hidden_state.flatten(1, -2) for one in (images, other)
+            guarded(patches.model, pixel_values=pixels).last_hidden_state.flatten(1, -2) for pixels in (images, other)
         )
     allowed = largest(after[1:2], before[1:2]).size or 1.0
-    found = largest(after[[0, 2]], before[[0, 2]])
-    if found.size > NOISE * allowed:
+    gap = largest(after[[0, 2]], before[[0, 2]])
+    if gap.size > NOISE * allowed:
         yield error(
-            f"An image's output changes by {found.size:.3g} when another image of its batch does.",
+            f"An image's output changes by {gap.size:.3g} when another image of its batch does.",
             "The result for an image depends on the others in its batch.",
             "The batch axis must stay apart in every view, softmax and mean",
-            {"change": rounded(found.size)},
+            {"change": rounded(gap.size)},
         )
 
 

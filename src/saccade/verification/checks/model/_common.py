@@ -72,9 +72,9 @@ def judged(subject: Subject, measure: Callable[[Subject], LargestDifference]) ->
     as a softmax is taken in float32, and a row that sees nothing is then NaN.
     """
     double, counts = exact(subject)
-    found = measure(double)
-    if isfinite(found.size) or double is subject:
-        return found, counts
+    gap = measure(double)
+    if isfinite(gap.size) or double is subject:
+        return gap, counts
     return measure(subject), APART_FLOAT32
 
 
@@ -131,7 +131,10 @@ def padding_line(subject: Subject, inputs: NamedInputs, real: Tensor) -> Locatio
 
 def lost_line(subject: Subject, inputs: NamedInputs, mask: Tensor, **more: Any) -> Location | None:
     """Where what a mask says is lost: it becomes the same everywhere."""
-    data = [*inputs.tensors.values(), *(one for one in more.values() if isinstance(one, Tensor) and one is not mask)]
+    data = [
+        *inputs.tensors.values(),
+        *(tensor for tensor in more.values() if isinstance(tensor, Tensor) and tensor is not mask),
+    ]
     return next(iter(_followed(subject, inputs, PositionFollower(data, mask.shape[-1], [mask]), more).found.lost), None)
 
 

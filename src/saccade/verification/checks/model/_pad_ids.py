@@ -33,12 +33,12 @@ def pad_ids(subject: Subject) -> Iterator[Finding]:
 
 def _side(subject: Subject, side: str) -> Iterator[Finding]:
     compared = _compared(subject, side)
-    tables = [one.padding_idx for one in _tables(subject) if one.padding_idx is not None]
+    tables = [table.padding_idx for table in _tables(subject) if table.padding_idx is not None]
     numbers = dict.fromkeys([*compared, *tables[:1]])
-    for number in (one for one in numbers if 0 <= one < subject.reading.vocabulary):
-        found, counts = judged(subject, lambda one, pad=number: _moved(one, side, pad))  # type: ignore[misc]
-        if found.relative > counts:
-            yield _finding(side, number, found, number in compared, compared.get(number))
+    for number in (known for known in numbers if 0 <= known < subject.reading.vocabulary):
+        gap, counts = judged(subject, lambda model, pad=number: _moved(model, side, pad))  # type: ignore[misc]
+        if gap.relative > counts:
+            yield _finding(side, number, gap, number in compared, compared.get(number))
             return
 
 
@@ -53,7 +53,7 @@ def _called(subject: Subject, side: str, tokens: Tensor) -> Tensor:
 
 def _tables(subject: Subject) -> list[nn.Embedding]:
     modules = [] if subject.module is None else subject.module.modules()
-    return [one for one in modules if isinstance(one, nn.Embedding)]
+    return [module for module in modules if isinstance(module, nn.Embedding)]
 
 
 def _compared(subject: Subject, side: str) -> dict[int, Location | None]:
@@ -77,7 +77,7 @@ def _compared(subject: Subject, side: str) -> dict[int, Location | None]:
             _called(subject.fresh(), side, read)
     except (Inapplicable, TargetError):
         return {}
-    known = {one.padding_idx for one in _tables(subject)} | _named(subject)
+    known = {table.padding_idx for table in _tables(subject)} | _named(subject)
     return {
         kept - 1: line
         for kept, line in reversed(watch.found)
@@ -88,7 +88,9 @@ def _compared(subject: Subject, side: str) -> dict[int, Location | None]:
 def _named(subject: Subject) -> set[int]:
     """Attributes of its modules that say what padding is."""
     modules = [] if subject.module is None else subject.module.modules()
-    values = [value for one in modules for name, value in vars(one).items() if "pad" in name and type(value) is int]
+    values = [
+        value for module in modules for name, value in vars(module).items() if "pad" in name and type(value) is int
+    ]
     return set(values)
 
 
@@ -100,7 +102,7 @@ def _drawn(subject: Subject, side: str) -> Tensor:
 def _moved(subject: Subject, side: str, pad: int) -> LargestDifference:
     """How far the outputs of a text move when three padded tokens follow it."""
     drawn = _drawn(subject, side)
-    other = next(one for one in range(subject.reading.vocabulary - 1, -1, -1) if one != pad)
+    other = next(token for token in range(subject.reading.vocabulary - 1, -1, -1) if token != pad)
     padded = drawn.masked_fill(drawn == pad, other)
     short = padded.shape[1] - 3
     padded[:, short:] = pad

@@ -34,9 +34,9 @@ def padding(subject: Subject) -> Iterator[Finding]:
     if length < 4:
         return
     for part in (_content, _longer, _left, _empty):
-        found = list(part(subject, length))
-        yield from found
-        if any(one.severity == "error" for one in found):
+        findings = list(part(subject, length))
+        yield from findings
+        if any(finding.severity == "error" for finding in findings):
             return
 
 
@@ -50,15 +50,15 @@ def _content(subject: Subject, length: int) -> Iterator[Finding]:
         with torch.no_grad():
             before, after = subject(inputs, padding=real).out, subject(other, padding=real).out
             free = largest(subject(other).out, subject(inputs).out).size or 1.0  # the effect that it may have unmasked
-        found = largest(after, before, real)
-        if found.size > NOISE * free:
+        gap = largest(after, before, real)
+        if gap.size > NOISE * free:
             yield error(
-                f"With padding on the {side} output {found.position} of item {found.item}, a real one, changes by "
-                f"{found.size:.3g} when only padded tokens do.",
+                f"With padding on the {side} output {gap.position} of item {gap.item}, a real one, changes by "
+                f"{gap.size:.3g} when only padded tokens do.",
                 _EFFECT,
                 "scores = scores.masked_fill(~attention_mask[:, None, None, :].bool(), float('-inf'))  "
                 "# in every layer, before the softmax",
-                {"side": side, "item": found.item, "position": found.position, "change": rounded(found.size)},
+                {"side": side, "item": gap.item, "position": gap.position, "change": rounded(gap.size)},
                 padding_line(subject, inputs, real),
             )
             return
@@ -73,14 +73,14 @@ def _longer(subject: Subject, length: int) -> Iterator[Finding]:
         return largest(subject(inputs, padding=real).out[:, :short], subject(inputs.cut(slice(0, short))).out)
 
     with torch.no_grad():
-        found, counts = judged(subject, measure)
-    if found.relative > counts:
+        gap, counts = judged(subject, measure)
+    if gap.relative > counts:
         yield error(
             f"{short} tokens give something else when {length - short} padded ones follow them: output "
-            f"{found.position} differs by {found.size:.3g} ({found.relative:.2g} of the largest output).",
+            f"{gap.position} differs by {gap.size:.3g} ({gap.relative:.2g} of the largest output).",
             _EFFECT,
             "Mask padded keys before the softmax, and take no mean, norm or position over padded places",
-            {"length": short, "padded": length - short, "position": found.position, "relative": found.relative},
+            {"length": short, "padded": length - short, "position": gap.position, "relative": gap.relative},
             padding_line(subject, inputs, real),
         )
 
@@ -99,25 +99,27 @@ def _left(subject: Subject, length: int) -> Iterator[Finding]:
         return largest(padded[:, ahead:], alone)
 
     with torch.no_grad():
-        bare, counts = judged(subject, lambda one: measure(one, {}))
+        bare, counts = judged(subject, lambda model: measure(model, {}))
         if bare.relative <= counts:
             return
-        told, counts = judged(subject, lambda one: measure(one, positions)) if positions else (None, counts)
+        counted, counts = judged(subject, lambda model: measure(model, positions)) if positions else (None, counts)
     numbers = {"ahead": ahead, "position": bare.position, "relative": rounded(bare.relative)}
-    if told is not None and told.relative > counts:
+    if counted is not None and counted.relative > counts:
         yield error(
-            f"With {ahead} padded tokens in front and position_ids that count the real ones, output {told.position} "
-            f"differs by {told.size:.3g} from the same tokens without padding.",
+            f"With {ahead} padded tokens in front and position_ids that count the real ones, output {counted.position} "
+            f"differs by {counted.size:.3g} from the same tokens without padding.",
             _EFFECT,
             "position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # and use them in every layer",
             numbers,
         )
         return
-    how = "give position_ids, as generate() does" if told is not None else "pad on the right: it takes no position_ids"
+    how = (
+        "give position_ids, as generate() does" if counted is not None else "pad on the right: it takes no position_ids"
+    )
     yield Finding(
         NAME,
         NAME,
-        "note" if told is not None else "warning",
+        "note" if counted is not None else "warning",
         f"Padding in front moves positions: {ahead} padded tokens change outputs by {bare.size:.3g}, though masked.",
         "Batched generation from prompts padded on the left differs from prompts one by one.",
         f"position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # {how}",
@@ -172,5 +174,5 @@ def _positions(subject: Subject, real: Tensor) -> dict[str, Tensor]:
 
 def _positioned(subject: Subject, inputs: NamedInputs, real: Tensor, positions: dict[str, Tensor]) -> Tensor:
     mask = subject.reading.masks[0]
-    told = {str(mask.argument): real.long().to(subject.device)}
-    return output(subject, given(subject, inputs, **told, **positions))
+    given_mask = {str(mask.argument): real.long().to(subject.device)}
+    return output(subject, given(subject, inputs, **given_mask, **positions))

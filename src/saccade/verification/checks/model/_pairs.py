@@ -33,9 +33,9 @@ def pairs(subject: Subject) -> Iterator[Finding]:
     source = subject.inputs(3, _LENGTH, seed=3)
     tokens = subject.inputs(3, fitting(subject, 5), seed=4)
     for part in (_is_read, _each_its_own, _both_ways):
-        found = list(part(subject, tokens, source))
-        yield from found
-        if found:
+        findings = list(part(subject, tokens, source))
+        yield from findings
+        if findings:
             return
     if target.masks[0] is not None:
         yield from _padding(subject, tokens, source)
@@ -65,14 +65,14 @@ def _each_its_own(subject: Subject, tokens: NamedInputs, source: NamedInputs) ->
     before = _decoded(subject, tokens, source["tokens"])
     other = _decoded(subject, tokens, source.changed(slice(0, source.length), item=1)["tokens"])
     allowed = largest(other[1:2], before[1:2]).size or 1.0
-    found = largest(other[[0, 2]], before[[0, 2]])
-    if found.size > NOISE * allowed:
+    gap = largest(other[[0, 2]], before[[0, 2]])
+    if gap.size > NOISE * allowed:
         yield error(
-            f"The decoder's output {found.position} of an item changes by {found.size:.3g} when another item's source "
+            f"The decoder's output {gap.position} of an item changes by {gap.size:.3g} when another item's source "
             "does.",
             "Items read each other's sources: a translation depends on what it was batched with.",
             "key = self.key(context).view(B, S, H, D).transpose(1, 2)  # the batch axis stays first",
-            {"position": found.position, "change": rounded(found.size)},
+            {"position": gap.position, "change": rounded(gap.size)},
         )
 
 
@@ -105,11 +105,11 @@ def _padding(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iter
         short = _decoded(subject, tokens.items([1]), source["tokens"][1:2, :2])
         return largest(short, _decoded(subject, tokens, source["tokens"], real)[1:2])
 
-    found, counts = judged(subject, content)
+    gap, counts = judged(subject, content)
     what = "tokens change"
-    if found.relative <= counts:
-        (found, counts), what = judged(subject, length), "tokens are left away"
-    worst = found
+    if gap.relative <= counts:
+        (gap, counts), what = judged(subject, length), "tokens are left away"
+    worst = gap
     if worst.relative > counts:
         yield error(
             f"The decoder's output {worst.position} changes by {worst.size:.3g} when only padded source {what}.",
@@ -145,7 +145,7 @@ def _encoded(subject: Subject, tokens: NamedInputs, source: Tensor) -> Tensor | 
             returned = getattr(given(subject, tokens, source=source), "encoder_last_hidden_state", None)
         else:
             returned = guarded(encoder, **{subject.target.names[0]: source})
-    found = getattr(returned, "last_hidden_state", returned)
-    if found is not None and (not isinstance(found, Tensor) or found.dim() != 3):
+    encoded = getattr(returned, "last_hidden_state", returned)
+    if encoded is not None and (not isinstance(encoded, Tensor) or encoded.dim() != 3):
         raise TargetError("its encoder gives no output for each source token", None)
-    return found
+    return encoded

@@ -23,8 +23,8 @@ _LENGTHS = (2, 7, 13)
 
 def effects(subject: Subject, length: int, seed: int = 0) -> Tensor:
     """(L, L): how much output i changes, at most, when token j becomes another; NaN counts as infinitely much."""
-    one = subject.inputs(1, length, seed=seed)
-    base = one.map(lambda tokens: tokens.repeat(length, 1))
+    inputs = subject.inputs(1, length, seed=seed)
+    base = inputs.map(lambda tokens: tokens.repeat(length, 1))
     other: NamedInputs = base
     for at in range(length):
         other = other.changed([at], item=at, seed=seed + at + 1)
@@ -36,10 +36,10 @@ def effects(subject: Subject, length: int, seed: int = 0) -> Tensor:
 
 def leaks(subject: Subject) -> Iterator[Finding]:
     """Of a causal model: an output that changes with a later token."""
-    for length in sorted({fitting(subject, one) for one in _LENGTHS}):
-        seen = effects(subject, length)
-        ahead = seen.triu(1)
-        allowed = float(seen.tril().max()) or 1.0
+    for length in sorted({fitting(subject, wanted) for wanted in _LENGTHS}):
+        changes = effects(subject, length)
+        ahead = changes.triu(1)
+        allowed = float(changes.tril().max()) or 1.0
         if float(ahead.max()) > NOISE * allowed:
             row, column = divmod(int(ahead.argmax()), length)
             if not _alone_moves(subject, length, row, column):
@@ -65,9 +65,9 @@ def leaks(subject: Subject) -> Iterator[Finding]:
 
 def _alone_moves(subject: Subject, length: int, row: int, column: int) -> bool:
     """Whether output `row` changes with token `column` where the item is the only one of its batch."""
-    one = subject.inputs(1, length)
+    inputs = subject.inputs(1, length)
     with torch.no_grad():
-        before, after = subject(one).out[:, row], subject(one.changed([column], seed=column + 1)).out[:, row]
+        before, after = subject(inputs).out[:, row], subject(inputs.changed([column], seed=column + 1)).out[:, row]
     return not torch.equal(before.nan_to_num(), after.nan_to_num())
 
 
@@ -76,11 +76,11 @@ def blindness(subject: Subject) -> Iterator[Finding]:
     length = fitting(subject, 7)
     if length < 2:
         return
-    seen = effects(subject, length)
-    floor = NOISE * (float(seen.max()) or 1.0)
+    changes = effects(subject, length)
+    floor = NOISE * (float(changes.max()) or 1.0)
     apart = ~torch.eye(length, dtype=torch.bool)
-    own = seen.diagonal()
-    if not (seen[apart] > floor).any():
+    own = changes.diagonal()
+    if not (changes[apart] > floor).any():
         yield error(
             f"No output depends on any token but its own: all {length} tokens were changed, one at a time.",
             "The model does not use context: it can learn only token frequencies.",
@@ -96,7 +96,7 @@ def blindness(subject: Subject) -> Iterator[Finding]:
             {"length": length, "output": at},
             pattern_line(subject, subject.inputs(2, length)),
         )
-    elif subject.promise.causal is False and not (seen.triu(1) > floor).any():
+    elif subject.promise.causal is False and not (changes.triu(1) > floor).any():
         yield error(
             f"It is an encoder, but no output depends on a later token ({length} tokens).",
             "Half of the context is never read, and positions near the beginning know almost nothing.",
@@ -115,14 +115,14 @@ def batches(subject: Subject) -> Iterator[Finding]:
             after = subject(inputs.changed(slice(0, length), item=changed)).out
             allowed = largest(after[[changed]], together[[changed]]).size or 1.0
             for item in {0, 1, 2} - {changed}:
-                found = largest(after[[item]], together[[item]])
-                if found.size > NOISE * allowed:
+                gap = largest(after[[item]], together[[item]])
+                if gap.size > NOISE * allowed:
                     yield error(
-                        f"Item {item} of a batch changes by {found.size:.3g} (output {found.position}) when item "
+                        f"Item {item} of a batch changes by {gap.size:.3g} (output {gap.position}) when item "
                         f"{changed} does.",
                         "The result for a sequence depends on the others in its batch.",
                         "x.transpose(1, 2).reshape(B, L, H * D)  # the batch axis stays apart in every view",
-                        {"item": item, "other": changed, "position": found.position, "change": rounded(found.size)},
+                        {"item": item, "other": changed, "position": gap.position, "change": rounded(gap.size)},
                         batch_mixing_line(subject, inputs),
                     )
                     return
@@ -130,13 +130,13 @@ def batches(subject: Subject) -> Iterator[Finding]:
 
 
 def _alone(subject: Subject, inputs: NamedInputs) -> Iterator[Finding]:
-    found, counts = judged(subject, lambda one: largest(one(inputs.items([1])).out, one(inputs).out[1:2]))
-    if found.relative > counts:
+    gap, counts = judged(subject, lambda model: largest(model(inputs.items([1])).out, model(inputs).out[1:2]))
+    if gap.relative > counts:
         yield error(
-            f"An item alone and the same item in a batch of {inputs.batch} differ by {found.size:.3g} "
-            f"(output {found.position}, {found.relative:.2g} of the largest output).",
+            f"An item alone and the same item in a batch of {inputs.batch} differ by {gap.size:.3g} "
+            f"(output {gap.position}, {gap.relative:.2g} of the largest output).",
             "Evaluation with another batch size gives different results.",
             "Nothing may be averaged, indexed or reshaped over the batch axis: look for mean(0), [0] and view(-1, ...)",
-            {"batch": inputs.batch, "position": found.position, "change": rounded(found.size)},
+            {"batch": inputs.batch, "position": gap.position, "change": rounded(gap.size)},
             batch_mixing_line(subject, inputs),
         )

@@ -39,15 +39,16 @@ def adapted(target: Any, adapter: Callable[..., Any], hints: Hints) -> Reading:
         given = trials.inputs(reading)
         returned = trials.returned(reading, given, f"width {reading.width}")
         source = DocumentedSource.of(adapter)
-        found = None if returned is None else with_returns(reading, returned, given, source, hints)
-        if found is not None:
+        complete = None if returned is None else with_returns(reading, returned, given, source, hints)
+        if complete is not None:
             masks = (MaskReading("mask", "BHQK", "attend"),) if "mask" in names else ()
-            return replace(found, masks=masks, assumed=("it is called through the adapter",))
+            return replace(complete, masks=masks, assumed=("it is called through the adapter",))
     errors = list(trials.errors.values())
-    if len({one.error for one in errors}) == 1:
+    if len({error.error for error in errors}) == 1:
         raise errors[0]
     raise Undecided(
-        f"no call of the adapter works ({'; '.join(one.error for one in errors[:2])})", [("its width", "--embed-dim N")]
+        f"no call of the adapter works ({'; '.join(error.error for error in errors[:2])})",
+        [("its width", "--embed-dim N")],
     )
 
 
@@ -58,8 +59,8 @@ def _candidates(target: Any, form: Any, names: tuple[str, ...], hints: Hints) ->
         yield Reading("tokens", "BL", 0, names=names, vocabulary=50)
         return
     if form == "attention":
-        told = next(_sizes.head_widths(target), None) if module else None
-        yield Reading(form, "BHLD", hints.embed_dim or told or WIDTH, heads or HEADS, names=names)
+        head_width = next(_sizes.head_widths(target), None) if module else None
+        yield Reading(form, "BHLD", hints.embed_dim or head_width or WIDTH, heads or HEADS, names=names)
     else:
         for width in _sizes.widths(target, hints.embed_dim):
             for other in _sizes.context_widths(target, width) if form == "cross" else [None]:

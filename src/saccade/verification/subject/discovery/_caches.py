@@ -41,13 +41,13 @@ def with_cache(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Re
     if reading.form == "attention" or not clues.is_module:
         return reading
     search = _CacheSearch(trials, clues, reading)
-    found = search.found()
-    if found is None:
+    cache = search.found()
+    if cache is None:
         return replace(reading, unread_cache=search.why_not())
-    found = search.numbered(found)
-    told = (*reading.assumed, _in_words(found))
-    told = tuple(one for one in told if one != f"{found.flag}=False in every call")
-    return replace(reading, cache=found, assumed=told)
+    cache = search.numbered(cache)
+    assumed = (*reading.assumed, _in_words(cache))
+    assumed = tuple(words for words in assumed if words != f"{cache.flag}=False in every call")
+    return replace(reading, cache=cache, assumed=assumed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,20 +61,22 @@ class _CacheSearch:
     def found(self) -> CacheReading | None:
         if self._angles():
             return None
-        arguments = [one for one in self.clues.arguments if one.role == "cache" and one.name not in self.clues.given]
-        flags = [one.name for one in self.clues.arguments if one.role == "use_cache"]
+        arguments = [
+            known for known in self.clues.arguments if known.role == "cache" and known.name not in self.clues.given
+        ]
+        flags = [known.name for known in self.clues.arguments if known.role == "use_cache"]
         for flag in flags or (None,):
             for argument in arguments:
-                found = self._passed(argument, flag) or self._made(argument, flag)
+                cache = self._passed(argument, flag) or self._made(argument, flag)
                 # of several arguments, as one for keys and one for values, one alone may be no cache
-                if found is not None and (len(arguments) == 1 or self._remembers(found)):
-                    return found
-        found = None if arguments else self._inside(next(iter(flags), None))
-        return found or next(self._by_behaviour(arguments), None)
+                if cache is not None and (len(arguments) == 1 or self._remembers(cache)):
+                    return cache
+        cache = None if arguments else self._inside(next(iter(flags), None))
+        return cache or next(self._by_behaviour(arguments), None)
 
     def why_not(self) -> str:
         """In words, where something looks like a cache; "" where nothing does."""
-        names = [one.name for one in self.clues.arguments if one.role in ("cache", "use_cache")]
+        names = [argument.name for argument in self.clues.arguments if argument.role in ("cache", "use_cache")]
         if not names:
             return ""
         if self._angles():
@@ -90,7 +92,7 @@ class _CacheSearch:
 
     def numbered(self, cache: CacheReading) -> CacheReading:
         """With the argument that takes the numbers of all positions, where naming those from 0 on changes nothing."""
-        name = next((one.name for one in self.clues.arguments if one.role == "positions"), None)
+        name = next((argument.name for argument in self.clues.arguments if argument.role == "positions"), None)
         if name is None or cache.position is not None or name in self.clues.given:
             return cache
         inputs = self.trials.inputs(self.reading)
@@ -106,13 +108,15 @@ class _CacheSearch:
         """The arguments that are given angles, made for each call's own positions from 0 on: a caller slices them out
         of its table, and says so in no way that could be tried."""
         call = self.reading.call
-        roles = {one.name: one.role for one in self.clues.arguments}
+        roles = {argument.name: argument.role for argument in self.clues.arguments}
         return [name for name in call.makers if roles.get(name) != "positions"] if isinstance(call, FilledCall) else []
 
     def _start(self) -> str | None:
         """The argument that takes the first position of a call."""
-        starts = (one for one in self.clues.arguments if one.role == "start")
-        return next((one.name for one in starts if one.required or one.default is not None), None)
+        starts = (argument for argument in self.clues.arguments if argument.role == "start")
+        return next(
+            (parameter.name for parameter in starts if parameter.required or parameter.default is not None), None
+        )
 
     # --- in what it returns
 
@@ -126,7 +130,7 @@ class _CacheSearch:
             CacheReading("passed", argument.name, where, first, position=self._start(), flag=flag, out=out.out)
             for where in self._places(returned, out)
         ]
-        raised = [self._raised(one) for one in candidates]
+        raised = [self._raised(candidate) for candidate in candidates]
         if "" in raised:
             return candidates[raised.index("")]
         # what is all there is, and of the right kind, is broken where it raises; else it may be no cache
@@ -137,22 +141,24 @@ class _CacheSearch:
         lengths = (inputs.length, inputs.key_length)
         places = [
             where
-            for where, one in _parts(returned)
-            if where not in (out.out, out.weights) and _holds_tensors(one) and not _are_scores(one, lengths)
+            for where, part in _parts(returned)
+            if where not in (out.out, out.weights) and _holds_tensors(part) and not _are_scores(part, lengths)
         ]
-        several = [one for one in reversed(places) if isinstance(one, int) and isinstance(returned[one], Tensor)]
+        several = [
+            value for value in reversed(places) if isinstance(value, int) and isinstance(returned[value], Tensor)
+        ]
         return [*places, tuple(several)] if len(several) > 1 else places
 
     def _first_call(self, more: dict[str, Any]) -> tuple[Any, Reading | None]:
         """What a first call returns, and the reading that says where the output is in it; None where it raises."""
         target = _copy(self.trials.target)
         inputs = self.trials.inputs(self.reading)
-        told = replace(self.reading, constants={**self.reading.constants, **more})
-        returned = replace(self.trials, target=target).returned(told, inputs)
+        with_more = replace(self.reading, constants={**self.reading.constants, **more})
+        returned = replace(self.trials, target=target).returned(with_more, inputs)
         if returned is None:
             return None, None
-        shown = inputs if "B" in told.layout else inputs.items([0])
-        plain = replace(told, out=None, weights=None)
+        shown = inputs if "B" in with_more.layout else inputs.items([0])
+        plain = replace(with_more, out=None, weights=None)
         return returned, with_returns(plain, returned, shown, self.clues.source, self.clues.hints)
 
     # --- in an object that it is given
@@ -196,16 +202,16 @@ class _CacheSearch:
 
     def _by_behaviour(self, arguments: list[TargetArgument]) -> Iterator[CacheReading]:
         """With a flag without a telling name: where a second piece depends on the first as soon as it is set."""
-        for one in self.clues.arguments:
-            if one.role or one.default is not False or one.name in self.clues.given:
+        for flag in self.clues.arguments:
+            if flag.role or flag.default is not False or flag.name in self.clues.given:
                 continue
             for argument in arguments:
-                found = self._passed(argument, one.name) or self._made(argument, one.name)
-                if found is not None and self._remembers(found):
-                    yield found
-            out = self._first_call({one.name: True})[1]
+                cache = self._passed(argument, flag.name) or self._made(argument, flag.name)
+                if cache is not None and self._remembers(cache):
+                    yield cache
+            out = self._first_call({flag.name: True})[1]
             if not arguments and out is not None:
-                kept = CacheReading("inside", reset=_reset(self.clues.target), flag=one.name, out=out.out)
+                kept = CacheReading("inside", reset=_reset(self.clues.target), flag=flag.name, out=out.out)
                 if self._remembers(kept):
                     yield kept
 
@@ -262,7 +268,7 @@ def _has_state(clues: TargetClues) -> bool:
 
 def _parts(returned: Any) -> Iterator[tuple[int | str, Any]]:
     if isinstance(returned, dict):
-        yield from ((str(key), one) for key, one in returned.items())
+        yield from ((str(key), value) for key, value in returned.items())
     elif isinstance(returned, (tuple, list)):
         yield from reversed(list(enumerate(returned)))
     elif hasattr(returned, "__dict__") and not isinstance(returned, Tensor):
@@ -303,13 +309,17 @@ def _constructed(kind: type) -> Any:
 
 
 def _needed(method: Any) -> list[str]:
-    return [one.name for one in inspect.signature(method).parameters.values() if one.default is one.empty]
+    return [
+        parameter.name
+        for parameter in inspect.signature(method).parameters.values()
+        if parameter.default is parameter.empty
+    ]
 
 
 def _reset(target: nn.Module) -> str | None:
     methods = (name for name in dir(type(target)) if not hasattr(nn.Module, name))
-    found = [name for name in methods if re.fullmatch(_RESETS, name) and not _needed(getattr(target, name))]
-    return min(found, key=lambda name: "cache" not in name, default=None)
+    names = [name for name in methods if re.fullmatch(_RESETS, name) and not _needed(getattr(target, name))]
+    return min(names, key=lambda name: "cache" not in name, default=None)
 
 
 def _step(target: nn.Module) -> str | None:

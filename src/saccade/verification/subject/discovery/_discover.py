@@ -133,7 +133,7 @@ def _check_taken(target: Any, given: Mapping[str, Any]) -> None:
         parameters = inspect.signature(target.forward if isinstance(target, nn.Module) else target).parameters
     except (TypeError, ValueError):
         return
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     for name in given:
         if name not in parameters:
@@ -148,7 +148,10 @@ def _check_taken(target: Any, given: Mapping[str, Any]) -> None:
 
 def _with_flag(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
     """The reading with the argument that makes it causal, where a call takes it."""
-    flag = next((one.name for one in clues.arguments if one.role == "flag" and one.name not in clues.given), None)
+    flag = next(
+        (argument.name for argument in clues.arguments if argument.role == "flag" and argument.name not in clues.given),
+        None,
+    )
     if flag is None or is_pytorch(clues.target):
         return reading
     flagged = replace(reading, constants={**reading.constants, flag: True})
@@ -175,7 +178,11 @@ def _settled(trials: TargetTrials, clues: TargetClues) -> tuple[TargetClues, tup
     """
     if clues.hints.mask is not None:
         clues = _with_roles(clues, {clues.hints.mask: "mask"})
-    unknown = [one.name for one in clues.arguments if not one.role and one.required and one.name not in clues.given]
+    unknown = [
+        argument.name
+        for argument in clues.arguments
+        if not argument.role and argument.required and argument.name not in clues.given
+    ]
     if not unknown:
         return clues, ()
     ways = [(words, option, way) for words, option, way in _ways(clues, unknown) if _works(trials, way)]
@@ -192,7 +199,7 @@ def _settled(trials: TargetTrials, clues: TargetClues) -> tuple[TargetClues, tup
 
 
 def _ways(clues: TargetClues, unknown: list[str]) -> Iterator[tuple[str, str, TargetClues]]:
-    names = [one.name for one in clues.arguments if one.required and one.name not in clues.given]
+    names = [argument.name for argument in clues.arguments if argument.required and argument.name not in clues.given]
     form = clues.hints.form
     if len(names) == 3 and not clues.has("mask") and form in (None, "attention", "qkv"):
         roles = dict(zip(names, ("query", "key", "value"), strict=True))
@@ -213,7 +220,7 @@ def _ways(clues: TargetClues, unknown: list[str]) -> Iterator[tuple[str, str, Ta
 
 
 def _with_roles(clues: TargetClues, roles: dict[str, str]) -> TargetClues:
-    arguments = tuple(replace(one, role=roles.get(one.name, one.role)) for one in clues.arguments)
+    arguments = tuple(replace(argument, role=roles.get(argument.name, argument.role)) for argument in clues.arguments)
     return replace(clues, arguments=arguments)
 
 

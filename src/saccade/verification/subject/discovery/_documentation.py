@@ -65,9 +65,9 @@ class DocumentedSource:
     def returned_names(self, count: int) -> tuple[str, ...]:
         """The names of the tuple that the last `return` gives."""
         returns = [node.value for node in ast.walk(self.tree) if isinstance(node, ast.Return)] if self.tree else []
-        found = [value for value in returns if isinstance(value, ast.Tuple)]
-        fitting = [one for one in found if len(one.elts) >= count]
-        return tuple(_name(one) for one in fitting[-1].elts) if fitting else ()
+        tuples = [value for value in returns if isinstance(value, ast.Tuple)]
+        fitting = [values for values in tuples if len(values.elts) >= count]
+        return tuple(_name(node) for node in fitting[-1].elts) if fitting else ()
 
     def layout(self, argument: str, rank: int) -> str | None:
         """The letters of an argument's axes, as its unpacked shape, its annotation or the documentation names them."""
@@ -76,20 +76,20 @@ class DocumentedSource:
 
     def _unpacked(self, argument: str) -> list[list[str]]:
         """`B, L, D = x.shape` and `x.size()`."""
-        found = []
+        shapes = []
         for node in ast.walk(self.tree) if self.tree else ():
             if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Tuple):
                 continue
             value = node.value.func if isinstance(node.value, ast.Call) else node.value
             if isinstance(value, ast.Attribute) and value.attr in ("shape", "size") and _name(value.value) == argument:
-                found.append([_name(one) for one in node.targets[0].elts])
-        return found
+                shapes.append([_name(name) for name in node.targets[0].elts])
+        return shapes
 
     def _annotated(self, argument: str) -> list[list[str]]:
         """jaxtyping: `Float[Tensor, "batch heads length width"]`."""
         for node in ast.walk(self.tree) if self.tree else ():
             if isinstance(node, ast.arg) and node.arg == argument and isinstance(node.annotation, ast.Subscript):
-                words = [one.value for one in ast.walk(node.annotation) if isinstance(one, ast.Constant)]
+                words = [part.value for part in ast.walk(node.annotation) if isinstance(part, ast.Constant)]
                 return [word.split() for word in words if isinstance(word, str)]
         return []
 
@@ -97,22 +97,22 @@ class DocumentedSource:
         """`x: (batch, length, width)` in a docstring or comment, or the first shape there."""
         shape = r"[\(\[]\s*([A-Za-z_]\w*(?:\s*[,x]\s*[A-Za-z_]\w*)+)\s*,?\s*[\)\]]"
         own = re.findall(rf"(?<!\w){re.escape(argument)}(?!\w)[^\n(\[]{{0,40}}{shape}", self.words)
-        return [re.split(r"\s*,\s*|\s+x\s+", one) for one in [*own, *re.findall(shape, self.words)]]
+        return [re.split(r"\s*,\s*|\s+x\s+", axes) for axes in [*own, *re.findall(shape, self.words)]]
 
 
 def letters(names: list[str]) -> str | None:
     """ "batch", "seq_len", "d_model" -> "BLD"; None where a name says nothing or two say the same."""
-    found = [letter(name, at, names) for at, name in enumerate(names)]
-    if any(letter is None for letter in found) or len(set(found)) < len(found):
+    axes = [letter(name, at, names) for at, name in enumerate(names)]
+    if any(letter is None for letter in axes) or len(set(axes)) < len(axes):
         return None
-    return "".join(str(letter) for letter in found)
+    return "".join(str(letter) for letter in axes)
 
 
 def letter(name: str, at: int, names: list[str]) -> str | None:
     lowered = name.lower().strip("_")
-    others = [one.lower() for one in names]
+    others = [view.lower() for view in names]
     if lowered == "n":
-        return "L" if any(re.fullmatch(_LETTERS["B"], one) for one in others) else "B"
+        return "L" if any(re.fullmatch(_LETTERS["B"], other) for other in others) else "B"
     if lowered in ("h", "hidden") and at == len(names) - 1:
         return "D"
     if lowered == "s" and len(names) == 4 and at == 1 and "l" in others:
@@ -185,10 +185,10 @@ def documented_axes(source: DocumentedSource, argument: str, others: Sequence[st
     for words in passages(source, argument, others):
         if "broadcast" in words.lower():
             return None
-        found = re.search(r"[\(\[]\s*((?:[A-Za-z_]\w*|1)(?:\s*[,x]\s*(?:[A-Za-z_]\w*|1))+)\s*,?\s*[\)\]]", words)
-        if found is None:
+        shape = re.search(r"[\(\[]\s*((?:[A-Za-z_]\w*|1)(?:\s*[,x]\s*(?:[A-Za-z_]\w*|1))+)\s*,?\s*[\)\]]", words)
+        if shape is None:
             continue
-        names = re.split(r"\s*,\s*|\s+x\s+", found[1])
+        names = re.split(r"\s*,\s*|\s+x\s+", shape[1])
         axes = _mask_axes(names)
         if axes is not None:
             return axes
@@ -197,11 +197,11 @@ def documented_axes(source: DocumentedSource, argument: str, others: Sequence[st
 
 def _mask_axes(names: list[str]) -> str | None:
     plain = ["1" if name == "1" else letter(name, at, names) for at, name in enumerate(names)]
-    lengths = [at for at, one in enumerate(plain) if one == "L"]
+    lengths = [at for at, axis in enumerate(plain) if axis == "L"]
     if None in plain or not 1 <= len(lengths) <= 2:
         return None
-    for at, one in zip(lengths, "QK" if len(lengths) == 2 else "K", strict=True):
-        plain[at] = one
+    for at, axis in zip(lengths, "QK" if len(lengths) == 2 else "K", strict=True):
+        plain[at] = axis
     axes = "".join(map(str, plain))
     return axes if "D" not in axes and len(set(axes.replace("1", ""))) == len(axes.replace("1", "")) else None
 
@@ -230,12 +230,12 @@ def _votes(words: str) -> Iterator[Meaning | None]:
 
 def _is_hidden(words: str) -> bool | None:
     """Whether the first word that says anything says hidden; of two that begin together the longer."""
-    found = [
+    matches = [
         (match.start(), -len(match[0]), hidden)
         for hidden, pattern in ((True, _HIDDEN), (False, _SEEN))
         if (match := pattern.search(words))
     ]
-    return min(found)[2] if found else None
+    return min(matches)[2] if matches else None
 
 
 def passages(source: DocumentedSource, argument: str, others: Sequence[str]) -> Iterator[str]:
@@ -252,7 +252,7 @@ def passages(source: DocumentedSource, argument: str, others: Sequence[str]) -> 
 
 def _entries(text: str, argument: str, others: Sequence[str]) -> Iterator[str]:
     name = re.compile(rf"(?<![\w.]){re.escape(argument)}(?!\w)")
-    others = [re.escape(one) for one in others if one != argument]
+    others = [re.escape(other) for other in others if other != argument]
     next_entry = re.compile(rf"(?<![\w.])(?:{'|'.join(others)})`*\s*(?:\([^()\n]*\)\s*)?:") if others else None
     lines = text.splitlines()
     for at, line in enumerate(lines):

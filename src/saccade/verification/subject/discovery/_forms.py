@@ -42,16 +42,20 @@ class TargetClues:
 
     def names(self, *roles: str) -> tuple[str, ...]:
         """The arguments of these roles, in this order; empty where one is missing or goes by place."""
-        found = [next((one for one in self.arguments if one.role == role), None) for role in roles]
-        if any(one.is_open for one in self.arguments) and found == list(self.arguments[: len(found)]):
+        of_roles = [next((argument for argument in self.arguments if argument.role == role), None) for role in roles]
+        if any(argument.is_open for argument in self.arguments) and of_roles == list(self.arguments[: len(of_roles)]):
             return ()  # what stands in *args comes by place, and so does all before it
-        return tuple(one.name for one in found if one) if all(one and not one.by_place for one in found) else ()
+        return (
+            tuple(argument.name for argument in of_roles if argument)
+            if all(argument and not argument.by_place for argument in of_roles)
+            else ()
+        )
 
     def has(self, *roles: str) -> bool:
-        return all(any(one.role == role for one in self.arguments) for role in roles)
+        return all(any(argument.role == role for argument in self.arguments) for role in roles)
 
     def needs(self, role: str) -> bool:
-        return any(one.role == role and one.required for one in self.arguments)
+        return any(argument.role == role and argument.required for argument in self.arguments)
 
     @property
     def is_module(self) -> bool:
@@ -59,7 +63,7 @@ class TargetClues:
 
     @property
     def has_matrices(self) -> bool:
-        return self.is_module and any(one.dim() >= 2 for one in self.target.parameters())
+        return self.is_module and any(parameter.dim() >= 2 for parameter in self.target.parameters())
 
 
 def read(trials: TargetTrials, clues: TargetClues) -> Reading:
@@ -72,30 +76,30 @@ def read(trials: TargetTrials, clues: TargetClues) -> Reading:
     packed = packed_in(clues.arguments, clues.has_matrices)
     for form in _forms(clues) if packed is None or packed[1] < 3 else ():
         for reading in _candidates(clues, form):
-            found = _working(trials, clues, reading)
-            if found is not None:
-                return _completed(trials, clues, found)
+            reading_of_call = _working(trials, clues, reading)
+            if reading_of_call is not None:
+                return _completed(trials, clues, reading_of_call)
     if packed is not None:
         return _packed(trials, clues, *packed)
-    found = _with_required_masks(trials, clues)
-    if found is not None:
-        return _completed(trials, clues, found)
+    reading_of_call = _with_required_masks(trials, clues)
+    if reading_of_call is not None:
+        return _completed(trials, clues, reading_of_call)
     raised = (
         _of_a_device(trials)
         or _own_fault(trials, clues)
         or _of_a_square(trials, clues)
         or _of_other_sizes(trials, clues)
     )
-    found = None if raised is not None or takes_images(clues.target) else _of_one_length(trials, clues)
-    if found is None:
+    reading_of_call = None if raised is not None or takes_images(clues.target) else _of_one_length(trials, clues)
+    if reading_of_call is None:
         raise raised or _nothing_works(trials, clues)
-    return found
+    return reading_of_call
 
 
 def _of_a_device(trials: TargetTrials) -> TargetError | None:
     """A missing device, whichever way of calling reached it: others failed before that line."""
-    found = (one for one in trials.errors.values() if any(word in one.error.lower() for word in GPU_WORDS))
-    return next(found, None)
+    raised = (error for error in trials.errors.values() if any(word in error.error.lower() for word in GPU_WORDS))
+    return next(raised, None)
 
 
 def _own_fault(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
@@ -104,15 +108,17 @@ def _own_fault(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
     owner = re.escape(type(clues.target).__name__) if clues.is_module else "Tensor"
     missing = rf"AttributeError: '({owner}|Tensor)' object"
     fault = rf"(NameError|UnboundLocalError|ImportError|ModuleNotFoundError)\b|{missing}|.*view size is not compatible"
-    found = (one for one in trials.errors.values() if one.location is not None and re.match(fault, one.error))
-    return next(found, None)
+    errors = (error for error in trials.errors.values() if error.location is not None and re.match(fault, error.error))
+    return next(errors, None)
 
 
 def _of_a_square(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
     """What a mask raises that is as wide as a head, or as the model, and not as the sequence."""
     readings = (reading for form in _forms(clues) for reading in islice(_candidates(clues, form), _LIKELY))
-    found = (square_of(trials, one, lambda trial, reading: _working(trial, clues, reading)) for one in readings)
-    return next((one for one in found if one is not None), None)
+    raised = (
+        square_of(trials, candidate, lambda trial, reading: _working(trial, clues, reading)) for candidate in readings
+    )
+    return next((error for error in raised if error is not None), None)
 
 
 def _of_other_sizes(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
@@ -129,8 +135,8 @@ def _of_other_sizes(trials: TargetTrials, clues: TargetClues) -> TargetError | N
                 words += ": the mask is (head_size, head_size), where (length, length) is expected"
             return TargetError(words, raised.location)
     for batch in _sizes.batches(clues.target) if clues.is_module else ():
-        found = _fitting(trials, clues, TrialSizes(batch, 7, 7))
-        raised = None if found is None else _raised(trials, found, TrialSizes(batch + 1, 7, 7))
+        fitting = _fitting(trials, clues, TrialSizes(batch, 7, 7))
+        raised = None if fitting is None else _raised(trials, fitting, TrialSizes(batch + 1, 7, 7))
         if raised is not None:
             words = f"{raised.error}, with {batch + 1} batch items: it takes a batch of {batch} alone"
             return TargetError(words, raised.location)
@@ -142,7 +148,7 @@ def _fitting(trials: TargetTrials, clues: TargetClues, sizes: TrialSizes) -> Rea
     trial = replace(trials, forced=sizes, errors={})
     forms = [form for form in _forms(clues) if form != "attention"]
     likely = (reading for form in forms for reading in islice(_candidates(clues, form), _LIKELY))
-    return next((found for one in likely if (found := _working(trial, clues, one)) is not None), None)
+    return next((working for reading in likely if (working := _working(trial, clues, reading)) is not None), None)
 
 
 def _raised(trials: TargetTrials, reading: Reading, sizes: TrialSizes) -> TargetError | None:
@@ -159,31 +165,35 @@ def _packed(trials: TargetTrials, clues: TargetClues, name: str, count: int) -> 
         Undecided: no packing works; the message holds an adapter.
     """
     for reading in packings(count, _heads(clues), clues.hints.layout):
-        found = _working(trials, clues, reading)
-        if found is not None and mixing_axes(trials, found) == [found.layout.index("L")]:
-            said = (*_assumptions(clues, found), reading.call.in_words(found.layout, name))
-            return replace(found, assumed=said)
-    raise unpackable(name, count, [one.error for one in trials.errors.values()])
+        working = _working(trials, clues, reading)
+        if working is not None and mixing_axes(trials, working) == [working.layout.index("L")]:
+            said = (*_assumptions(clues, working), reading.call.in_words(working.layout, name))
+            return replace(working, assumed=said)
+    raise unpackable(name, count, [error.error for error in trials.errors.values()])
 
 
 def _with_required_masks(trials: TargetTrials, clues: TargetClues) -> Reading | None:
     """A reading that gives masks which hide nothing, for a target that must be given one; the most probable sizes
     only."""
-    names = [one.name for one in clues.arguments if one.role == "mask" and one.required and one.name not in clues.given]
+    names = [
+        argument.name
+        for argument in clues.arguments
+        if argument.role == "mask" and argument.required and argument.name not in clues.given
+    ]
     for form in _forms(clues) if names else ():
         for reading in _likely(clues, form):
             for axes, meaning in product(_MASK_SHAPES, _MEANINGS):
                 masks = tuple(MaskReading(name, axes, meaning, required=True) for name in names)
-                found = _working(trials, clues, replace(reading, masks=masks))
-                if found is not None:
-                    return found
+                working = _working(trials, clues, replace(reading, masks=masks))
+                if working is not None:
+                    return working
     return None
 
 
 def _likely(clues: TargetClues, form: Form) -> Iterator[Reading]:
     """The most probable sizes; of attention proper, which takes any, every layout."""
-    found = _candidates(clues, form)
-    return found if form == "attention" else islice(found, _LIKELY)
+    readings = _candidates(clues, form)
+    return readings if form == "attention" else islice(readings, _LIKELY)
 
 
 _LIKELY = 6
@@ -206,7 +216,7 @@ def _forms(clues: TargetClues) -> Iterable[Form]:
         return ("cross",)
     if clues.has("x") and (clues.has("context") or clues.has("key_value")):
         return ("cross", "self") if _prefers_context(clues) else ("self", "cross")
-    if any(not one.is_open for one in clues.arguments):
+    if any(not argument.is_open for argument in clues.arguments):
         return ("self",)
     return ("self", "qkv", "cross") if clues.is_module else ("attention", "self")
 
@@ -253,10 +263,18 @@ def _values(clues: TargetClues, form: Form) -> int | None:
 def _heads(clues: TargetClues) -> int | None:
     """The user's, the module's, or the default of an argument."""
     own = _sizes.heads(clues.target) if clues.is_module else None
-    told = [one.default for one in clues.arguments if one.role == "heads" and isinstance(one.default, int)]
-    given = [clues.given[one.name] for one in clues.arguments if one.role == "heads" and one.name in clues.given]
+    defaults = [
+        argument.default
+        for argument in clues.arguments
+        if argument.role == "heads" and isinstance(argument.default, int)
+    ]
+    given = [
+        clues.given[argument.name]
+        for argument in clues.arguments
+        if argument.role == "heads" and argument.name in clues.given
+    ]
     needed = [4] if clues.needs("heads") else []
-    return clues.hints.num_heads or own or next(iter([*given, *told, *needed]), None)
+    return clues.hints.num_heads or own or next(iter([*given, *defaults, *needed]), None)
 
 
 def _attentions(clues: TargetClues, names: tuple[str, ...]) -> Iterator[Reading]:
@@ -265,13 +283,13 @@ def _attentions(clues: TargetClues, names: tuple[str, ...]) -> Iterator[Reading]
     A module that is known to have several heads and takes three axes splits them itself.
     """
     heads = _heads(clues)
-    told = clues.hints.embed_dim or next(_sizes.head_widths(clues.target), None)
+    head_width = clues.hints.embed_dim or next(_sizes.head_widths(clues.target), None)
     for layout in _layouts(clues, names, "BHLD", "BLD", "LD"):
-        for width in [told] if told else [WIDTH, 24, 64]:
+        for width in [head_width] if head_width else [WIDTH, 24, 64]:
             if "H" in layout or heads is None or heads == 1:
                 yield Reading("attention", layout, width, (heads or 3) if "H" in layout else 1, names=names)
             elif width % heads == 0:
-                yield Reading("qkv", layout, width * heads if told else width, heads, names=names)
+                yield Reading("qkv", layout, width * heads if head_width else width, heads, names=names)
 
 
 def _layouts(clues: TargetClues, names: tuple[str, ...], *usual: str) -> list[str]:
@@ -280,9 +298,9 @@ def _layouts(clues: TargetClues, names: tuple[str, ...], *usual: str) -> list[st
         return [clues.hints.layout.upper()]
     if is_pytorch(clues.target) or getattr(clues.target, "batch_first", None) is not None:
         return list(usual)
-    first = names[0] if names else next((one.name for one in clues.arguments), "")
+    first = names[0] if names else next((argument.name for argument in clues.arguments), "")
     said = [axes for rank in (4, 3, 2) if (axes := clues.source.layout(first, rank)) in _KNOWN[rank]]
-    fitting = [axes for axes in said if any(len(axes) == len(one) for one in usual)]
+    fitting = [axes for axes in said if any(len(axes) == len(known) for known in usual)]
     return list(dict.fromkeys([*fitting, *usual]))
 
 
@@ -292,8 +310,8 @@ _KNOWN = {4: ("BHLD", "BLHD", "LBHD"), 3: ("BLD", "LBD", "HLD"), 2: ("LD",)}
 def _sequence_first(clues: TargetClues) -> bool:
     """PyTorch's modules say it with `batch_first`, theirs or that of the attention in them."""
     holds = clues.target.modules() if is_pytorch(clues.target) else (clues.target,)
-    said = (getattr(one, "batch_first", None) for one in holds)
-    return next((one for one in said if isinstance(one, bool)), True) is False
+    said = (getattr(holder, "batch_first", None) for holder in holds)
+    return next((value for value in said if isinstance(value, bool)), True) is False
 
 
 def _working(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading | None:
@@ -319,7 +337,7 @@ def _check_batch(trials: TargetTrials, clues: TargetClues, reading: Reading) -> 
     Raises:
         TargetError: it takes one sequence, where its documentation says a batch.
     """
-    first = reading.names[0] if reading.names else next((one.name for one in clues.arguments), "")
+    first = reading.names[0] if reading.names else next((argument.name for argument in clues.arguments), "")
     if "B" in reading.layout or clues.hints.layout is not None or clues.source.layout(first, len(reading.layout)):
         return
     said = next((axes for rank in (4, 3) if (axes := clues.source.layout(first, rank)) and "B" in axes), None)
@@ -343,8 +361,8 @@ def _completed(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Re
     if reading.form == "attention" and "H" in reading.layout:
         reading = _with_groups(trials, clues, reading)
     if reading.form == "attention":
-        told = replace(clues, given={**clues.given, **reading.constants})
-        narrow = _working(trials, told, replace(reading, value_width=VALUE_WIDTH))
+        with_constants = replace(clues, given={**clues.given, **reading.constants})
+        narrow = _working(trials, with_constants, replace(reading, value_width=VALUE_WIDTH))
         # what gives another width than the values', or raises for it, keeps values as wide as keys
         reading = reading if narrow is None or trials.out(narrow, trials.inputs(narrow)) is None else narrow
     longest = _sizes.longest(clues.target) if clues.is_module else None
@@ -358,21 +376,25 @@ def _with_groups(trials: TargetTrials, clues: TargetClues, reading: Reading) -> 
     if heads % kv_heads or heads == kv_heads:
         return reading
     few = replace(reading, heads=heads, kv_heads=kv_heads)
-    flags = {one.name: True for one in clues.arguments if one.role == "gqa"}
-    groups = {one.name: heads // kv_heads for one in clues.arguments if one.role == "groups" and one.required}
-    told = replace(clues, given={**clues.given, **flags, **groups})
-    return _working(trials, told, few) or reading
+    flags = {argument.name: True for argument in clues.arguments if argument.role == "gqa"}
+    groups = {
+        argument.name: heads // kv_heads
+        for argument in clues.arguments
+        if argument.role == "groups" and argument.required
+    }
+    with_flags = replace(clues, given={**clues.given, **flags, **groups})
+    return _working(trials, with_flags, few) or reading
 
 
 def _with_layout(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
     """Another order of the same axes where values move along another axis and nothing says otherwise."""
     first = reading.names[0] if reading.names else ""
-    told = clues.hints.layout is not None or clues.source.layout(first, len(reading.layout)) == reading.layout
+    is_known = clues.hints.layout is not None or clues.source.layout(first, len(reading.layout)) == reading.layout
     others = {"BHLD": ("BLHD", "LBHD"), "BLHD": ("BHLD", "LBHD"), "BLD": ("LBD",), "LBD": ("BLD",)}
-    if told or reading.layout not in others or getattr(clues.target, "batch_first", None) is not None:
+    if is_known or reading.layout not in others or getattr(clues.target, "batch_first", None) is not None:
         return reading
     moving = mixing_axes(trials, reading)
-    other = next((one for one in others[reading.layout] if moving == [one.index("L")]), None)
+    other = next((layout for layout in others[reading.layout] if moving == [layout.index("L")]), None)
     if other is None:
         return reading
     swapped = _working(trials, clues, replace(reading, layout=other, out=None, weights=None))
@@ -420,12 +442,12 @@ def _of_one_length(trials: TargetTrials, clues: TargetClues) -> Reading | None:
     if only is None:
         return None
     sizes = TrialSizes(3, only, only)
-    found = _fitting(trials, clues, sizes)
-    if found is None or only in (found.heads, head_width(trials, found)):
+    only_reading = _fitting(trials, clues, sizes)
+    if only_reading is None or only in (only_reading.heads, head_width(trials, only_reading)):
         return None
-    found = _completed(replace(trials, forced=sizes), clues, found)
+    only_reading = _completed(replace(trials, forced=sizes), clues, only_reading)
     said = f"it takes {only} positions and no other number: what needs other lengths is not measured"
-    return replace(found, max_length=only, only_length=only, assumed=(*found.assumed, said))
+    return replace(only_reading, max_length=only, only_length=only, assumed=(*only_reading.assumed, said))
 
 
 def _one_length(trials: TargetTrials, clues: TargetClues) -> int | None:
@@ -437,12 +459,12 @@ def _one_length(trials: TargetTrials, clues: TargetClues) -> int | None:
         for part in clues.target.modules()
         for value in (*vars(part).values(), *part._parameters.values(), *part._buffers.values())
     ]
-    sizes = {size for one in parts if isinstance(one, Tensor) for size in one.shape}
-    sizes |= {one for one in parts if isinstance(one, int)}
+    sizes = {size for tensor in parts if isinstance(tensor, Tensor) for size in tensor.shape}
+    sizes |= {value for value in parts if isinstance(value, int)}
     tried = replace(trials, errors={})
     for form in _forms(clues):
         for reading in islice(_candidates(clues, form), _LIKELY):
-            for size in sorted(one for one in sizes if 1 < one <= _LONGEST and one != reading.width):
+            for size in sorted(width for width in sizes if 1 < width <= _LONGEST and width != reading.width):
                 try:
                     inputs = trials.inputs(reading, TrialSizes(3, size, size))
                 except Inapplicable:
@@ -465,7 +487,7 @@ def _of_no_position(trials: TargetTrials, clues: TargetClues) -> str:
             inputs = trials.inputs(reading)
             returned = tried.returned(reading, inputs)
             if returned is not None:
-                shapes = [list(one.shape) for _, one in tensors_in(returned)]
+                shapes = [list(tensor.shape) for _, tensor in tensors_in(returned)]
                 what = " and ".join(map(str, shapes)) or type(returned).__name__
                 given = list(next(iter(inputs.tensors.values())).shape)
                 return f"for an input {given} it returns {what}, no output for each of {inputs.length} positions"
@@ -476,7 +498,7 @@ def _nothing_works(trials: TargetTrials, clues: TargetClues) -> Exception:
     if takes_images(clues.target):
         return as_sequence()
     errors = list(trials.errors.items())
-    words = {one.error for _, one in errors}
+    words = {error.error for _, error in errors}
     if len(words) == 1 and errors:
         return errors[0][1]
     shown = "; ".join(f"as {tried}: {error.error}" for tried, error in errors[:3])

@@ -33,31 +33,37 @@ _HIDDEN = 1e-6  # of the movement that a key makes which is not hidden: rounding
 def with_masks(trials: TargetTrials, clues: TargetClues, promise: Promise, reading: Reading) -> Reading:
     """The reading with its mask arguments."""
     required = {mask.argument for mask in reading.masks}
-    chosen = [one for one in clues.arguments if one.role in ("mask", "lengths") and one.name not in clues.given]
+    chosen = [
+        argument
+        for argument in clues.arguments
+        if argument.role in ("mask", "lengths") and argument.name not in clues.given
+    ]
     if clues.hints.mask is not None:
-        chosen = [one for one in clues.arguments if one.name == clues.hints.mask] or chosen
-    for one in sorted(chosen, key=_of_a_side):
+        chosen = [argument for argument in clues.arguments if argument.name == clues.hints.mask] or chosen
+    for argument in sorted(chosen, key=_of_a_side):
         # what is promised of masks is none of a bias beside them
-        promised = None if _is_bias(one) and not all(map(_is_bias, chosen)) else promise.mask
-        masks = _of_argument(trials, clues, promised, reading, one)
-        if one.name in required and masks:
+        promised = None if _is_bias(argument) and not all(map(_is_bias, chosen)) else promise.mask
+        masks = _of_argument(trials, clues, promised, reading, argument)
+        if argument.name in required and masks:
             masks = [replace(mask, required=True) for mask in masks]
-            reading = replace(reading, masks=tuple(mask for mask in reading.masks if mask.argument != one.name))
+            reading = replace(reading, masks=tuple(mask for mask in reading.masks if mask.argument != argument.name))
         reading = replace(
-            reading, masks=(*reading.masks, *masks), assumed=(*reading.assumed, *_in_words(one, masks, promised))
+            reading, masks=(*reading.masks, *masks), assumed=(*reading.assumed, *_in_words(argument, masks, promised))
         )
     return reading
 
 
 def with_own_masks(trials: TargetTrials, clues: TargetClues, promise: Promise, reading: Reading) -> Reading:
     """Form "cross": the reading with the masks of the queries' own sequence, found while the context stays the same."""
-    own = [one for one in clues.arguments if one.role == "mask" and re.search(_OWN, one.name.lower())]
+    own = [
+        argument for argument in clues.arguments if argument.role == "mask" and re.search(_OWN, argument.name.lower())
+    ]
     if reading.form != "cross" or not own or "B" not in reading.layout:
         return reading
-    others = [one for one in clues.arguments if one.role not in ("mask", "lengths")]
-    told = replace(clues, arguments=(*others, *own), hints=replace(clues.hints, mask=None))
-    found = with_masks(trials, told, promise, replace(own_part(reading), masks=(), assumed=()))
-    return replace(reading, own_masks=found.masks, assumed=(*reading.assumed, *found.assumed))
+    others = [argument for argument in clues.arguments if argument.role not in ("mask", "lengths")]
+    own_clues = replace(clues, arguments=(*others, *own), hints=replace(clues.hints, mask=None))
+    own_reading = with_masks(trials, own_clues, promise, replace(own_part(reading), masks=(), assumed=()))
+    return replace(reading, own_masks=own_reading.masks, assumed=(*reading.assumed, *own_reading.assumed))
 
 
 def _of_a_side(argument: TargetArgument) -> bool:
@@ -72,7 +78,7 @@ def _of_argument(
         return []
     if reading.form == "self" and re.search("context|memory|mem_|cross|encoder_|additional", argument.name.lower()):
         return []  # of a context, which is not given
-    names = [one.name for one in clues.arguments]
+    names = [known.name for known in clues.arguments]
     silent = is_pytorch(clues.target)
     said, words = (None, "") if silent else documented(clues.source, argument.name, names)
     shape = None if silent else documented_axes(clues.source, argument.name, names)
@@ -80,9 +86,9 @@ def _of_argument(
         # kernels take a boolean in its place, too: what is called a bias is first tried as one
         is_bias = said is None and _is_bias(argument)
         trial = _MaskTrial(trials, reading, argument.name, said == "additive" or is_bias, lengths, is_bias)
-        found: list[MaskReading] = []
+        masks: list[MaskReading] = []
         for axes in _axes(argument, reading, shape):
-            if axes in BY_PAIR and _for_keys(argument, shape) and any(not mask.by_pair for mask in found):
+            if axes in BY_PAIR and _for_keys(argument, shape) and any(not mask.by_pair for mask in masks):
                 continue
             mask, nearest = trial.of(axes)
             if mask is None and axes == "BHQK":
@@ -92,12 +98,12 @@ def _of_argument(
                 meaning = promised or said or mask.behaves or nearest or _usual_meaning(argument)
                 # PyTorch's documentation says of all of its boolean masks that True is ignored.
                 known = "ignore" if silent and mask.behaves == "ignore" else said
-                found.append(replace(mask, meaning=meaning, documented=known, words=words[:200]))
-        if found:
+                masks.append(replace(mask, meaning=meaning, documented=known, words=words[:200]))
+        if masks:
             break
-    clear = [mask for mask in found if mask.behaves is not None]
+    clear = [mask for mask in masks if mask.behaves is not None]
     if not clear and not argument.is_open:  # nothing hides: shapes that scramble the output broadcast by accident
-        clear = [mask for mask in found if trial.is_neutral(mask)] or found
+        clear = [mask for mask in masks if trial.is_neutral(mask)] or masks
     return _shapes_kept(clear, shape)
 
 
@@ -118,7 +124,7 @@ def of_queries(name: str, clues: TargetClues) -> bool:
     lowered = name.lower()
     if re.search(_OWN, lowered):
         return True
-    beside = any(re.search("(memory|context|cross).*mask", one.name) for one in clues.arguments)
+    beside = any(re.search("(memory|context|cross).*mask", argument.name) for argument in clues.arguments)
     return re.search("src|source|enc", lowered) is not None and beside and "memory" not in lowered
 
 
@@ -191,15 +197,15 @@ class _MaskTrial:
         codes = [replace(mask, merged=merged) for mask in codes]
         moved: dict[MaskReading, _OutputMovement] = {}
         for mask in codes:
-            found = self._moved(mask)
-            if found is not None and found.hides and self._matters(mask):
+            movement_of = self._moved(mask)
+            if movement_of is not None and movement_of.hides and self._matters(mask):
                 return replace(mask, behaves=mask.meaning), None
-            if found is not None:
-                moved[mask] = found
+            if movement_of is not None:
+                moved[mask] = movement_of
         if not moved:
             return None, None
         first = next(iter(moved))
-        return first, _nearest([(mask, one) for mask, one in moved.items() if mask.dtype == first.dtype])
+        return first, _nearest([(mask, movement) for mask, movement in moved.items() if mask.dtype == first.dtype])
 
     def _codes(self, axes: str, additive: bool) -> Iterator[MaskReading]:
         """Every way to code what is hidden."""
@@ -222,7 +228,7 @@ class _MaskTrial:
         rows = self._rows(at)
         hidden = self._movement(mask, before, [at], rows)
         # one key at a time, or the only one that is left would do; a neighbour, because windows see no other
-        others = [self._movement(mask, before, [one], rows[-1:]) for one in (rows[-1] - 1, 0)]
+        others = [self._movement(mask, before, [key], rows[-1:]) for key in (rows[-1] - 1, 0)]
         return _OutputMovement(hidden, max(others))
 
     def _matters(self, mask: MaskReading) -> bool:
@@ -249,7 +255,7 @@ class _MaskTrial:
     def is_neutral(self, mask: MaskReading) -> bool:
         """Whether under one of its meanings a mask that hides nothing is like no mask."""
         others: list[Meaning] = ["additive"] if mask.meaning == "additive" else ["attend", "ignore"]
-        return self.plain is None or any(self._adds(replace(mask, meaning=one)) for one in others)
+        return self.plain is None or any(self._adds(replace(mask, meaning=meaning)) for meaning in others)
 
     def _movement(self, mask: MaskReading, before: Tensor, positions: list[int], rows: list[int]) -> float:
         """The mean movement of these rows when these keys change; infinite where nothing finite is left."""
@@ -294,7 +300,11 @@ def _lengths(trials: TargetTrials, reading: Reading) -> Iterator[TrialSizes]:
 
 def _nearest(moved: list[tuple[MaskReading, _OutputMovement]]) -> Meaning | None:
     """Of a mask that hides nothing wholly: the way under which the hidden key moves far less, if there is one."""
-    ratios = {mask.meaning: one.hidden / one.others for mask, one in moved if one.others and math.isfinite(one.others)}
+    ratios = {
+        mask.meaning: movement.hidden / movement.others
+        for mask, movement in moved
+        if movement.others and math.isfinite(movement.others)
+    }
     ordered = sorted((ratio, meaning) for meaning, ratio in ratios.items() if math.isfinite(ratio))
     return ordered[0][1] if len(ordered) > 1 and ordered[0][0] < 0.25 * ordered[1][0] else None
 

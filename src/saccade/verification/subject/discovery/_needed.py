@@ -24,13 +24,13 @@ class PositionalCall:
 
     def __call__(self, target: Any, *places: Any, **keywords: Any) -> Any:
         given = list(places)
-        for one in self.arguments:
-            if one.name not in keywords:
+        for argument in self.arguments:
+            if argument.name not in keywords:
                 continue
-            at = len(places) if one.place is None else one.place
+            at = len(places) if argument.place is None else argument.place
             earlier = {other.place: other.default for other in self.arguments}
             given += [earlier.get(place) for place in range(len(given), at)]
-            given.insert(at, keywords.pop(one.name))
+            given.insert(at, keywords.pop(argument.name))
         return target(*given, **keywords)
 
 
@@ -42,7 +42,7 @@ class FilledCall:
     entering: PositionalCall | None = None
 
     def __call__(self, target: Any, *places: Any, **keywords: Any) -> Any:
-        first = next(one for one in (*places, *keywords.values()) if isinstance(one, Tensor))
+        first = next(tensor for tensor in (*places, *keywords.values()) if isinstance(tensor, Tensor))
         made = {name: make(first, target) for name, make in self.makers.items() if name not in keywords}
         if self.entering is not None:
             return self.entering(target, *places, **keywords, **made)
@@ -57,35 +57,37 @@ def constants(
     Raises:
         Undecided: an argument that must be given and whose name says nothing.
     """
-    made = {name: value for name, value in given.items() if any(one.name == name for one in arguments)}
-    for one in arguments:
-        if one.name in made or one.role in INPUTS:
+    made = {name: value for name, value in given.items() if any(argument.name == name for argument in arguments)}
+    for argument in arguments:
+        if argument.name in made or argument.role in INPUTS:
             continue
-        if one.role == "weights_flag" and not one.default:
-            made[one.name] = True
-        elif one.role == "averaged" or (one.role == "training" and one.default):
-            made[one.name] = False
-        elif one.role == "dropout" and isinstance(one.default, float) and one.default > 0:
-            made[one.name] = 0.0  # that it drops unasked is told by its own check
-        elif one.required and one.role not in (*LATER, *_MADE):
-            made[one.name] = _value(one, width, heads)
-        elif one.required and one.role == "flag":
-            made[one.name] = False
-        elif one.required and one.role in ("mask", "cache", "lengths"):
-            made[one.name] = None
-        elif one.role == "use_cache" and (one.required or one.default is True):
-            made[one.name] = False  # what is kept of one trial is not to reach the next
+        if argument.role == "weights_flag" and not argument.default:
+            made[argument.name] = True
+        elif argument.role == "averaged" or (argument.role == "training" and argument.default):
+            made[argument.name] = False
+        elif argument.role == "dropout" and isinstance(argument.default, float) and argument.default > 0:
+            made[argument.name] = 0.0  # that it drops unasked is told by its own check
+        elif argument.required and argument.role not in (*LATER, *_MADE):
+            made[argument.name] = _value(argument, width, heads)
+        elif argument.required and argument.role == "flag":
+            made[argument.name] = False
+        elif argument.required and argument.role in ("mask", "cache", "lengths"):
+            made[argument.name] = None
+        elif argument.role == "use_cache" and (argument.required or argument.default is True):
+            made[argument.name] = False  # what is kept of one trial is not to reach the next
     return made
 
 
 def makers(arguments: tuple[TargetArgument, ...]) -> dict[str, Callable[[Tensor, Any], Any]]:
     """What must be made for each call."""
-    return {one.name: _MADE[one.role] for one in arguments if one.role in _MADE and one.required}
+    return {
+        argument.name: _MADE[argument.role] for argument in arguments if argument.role in _MADE and argument.required
+    }
 
 
 def by_place(arguments: tuple[TargetArgument, ...]) -> PositionalCall | None:
     """How those that are no inputs and cannot be given by name are given; None where all have names."""
-    placed = tuple(one for one in arguments if one.by_place and one.role not in INPUTS)
+    placed = tuple(argument for argument in arguments if argument.by_place and argument.role not in INPUTS)
     return PositionalCall(placed) if placed else None
 
 

@@ -50,7 +50,7 @@ class PackedInputs:
 
 def packed_in(arguments: tuple[TargetArgument, ...], has_matrices: bool) -> tuple[str, int] | None:
     """The argument that takes several inputs in one, and how many."""
-    roles = [one.role for one in arguments]
+    roles = [argument.role for argument in arguments]
     if has_matrices:
         return None  # a module that projects takes one sequence under such names
     if roles[:1] == ["packed"]:
@@ -74,9 +74,9 @@ def unpackable(name: str, count: int, raised: list[str]) -> Undecided:
     """What to do where no packing that is known fits: an adapter."""
     given = "query, key, value" if count == 3 else "key, value"
     first = "" if count == 3 else "query, "
-    seen = f" (one try: {raised[0]})" if raised else ""
+    example = f" (one try: {raised[0]})" if raised else ""
     return Undecided(
-        f"the argument {name!r} takes {given} in one tensor, and in none of the usual ways{seen}; write an "
+        f"the argument {name!r} takes {given} in one tensor, and in none of the usual ways{example}; write an "
         f"adapter, with the axes as it takes them:\n"
         f"    def call(target, query, key, value):  # each (batch, heads, length, width)\n"
         f"        return target({first}torch.stack([{given}], dim=2))",
@@ -88,7 +88,7 @@ _OF_IMAGES = (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.MaxPool2d, nn.Av
 
 
 def takes_images(target: Any) -> bool:
-    return isinstance(target, nn.Module) and any(isinstance(one, _OF_IMAGES) for one in target.modules())
+    return isinstance(target, nn.Module) and any(isinstance(module, _OF_IMAGES) for module in target.modules())
 
 
 def as_sequence() -> Undecided:

@@ -27,16 +27,16 @@ def with_returns(
     reading: Reading, returned: Any, inputs: NamedInputs, source: DocumentedSource, hints: Hints
 ) -> Reading | None:
     """The reading with the places of output and weights; None where nothing returned has an output's shape."""
-    found = dict(tensors_in(returned))
-    out = hints.out if hints.out is not None else _output(reading, found, inputs)
-    if out not in found or not _fits(found[out], reading, inputs):
+    tensors = dict(tensors_in(returned))
+    out = hints.out if hints.out is not None else _output(reading, tensors, inputs)
+    if out not in tensors or not _fits(tensors[out], reading, inputs):
         return None
     reading = replace(reading, out=out)
     if hints.weights is not None:
-        axes = _axes(found[hints.weights], inputs, reading) if hints.weights in found else None
+        axes = _axes(tensors[hints.weights], inputs, reading) if hints.weights in tensors else None
         return replace(reading, weights=hints.weights, weights_axes=axes or "BHQK")
-    names = dict(enumerate(source.returned_names(len(found)))) if isinstance(returned, tuple) else {}
-    for where, tensor in found.items():
+    names = dict(enumerate(source.returned_names(len(tensors)))) if isinstance(returned, tuple) else {}
+    for where, tensor in tensors.items():
         name = where if isinstance(where, str) else names.get(where or 0, "")
         axes = _axes(tensor, inputs, reading)
         if where != out and axes and _is_weights(name, tensor):

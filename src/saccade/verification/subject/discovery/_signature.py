@@ -98,13 +98,15 @@ def arguments_of(target: Any) -> tuple[TargetArgument, ...]:
     target = getattr(target, "_orig_mod", target)  # what torch.compile made of a module
     function = target.forward if isinstance(target, nn.Module) else target
     if hasattr(function, "schema"):
-        return _resolved([_of_schema(one) for one in function.schema.arguments if one.name != "self"])
+        return _resolved([_of_schema(argument) for argument in function.schema.arguments if argument.name != "self"])
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         parameters = _from_text(function)
-    named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    arguments = list(_resolved([_argument(one, at) for at, one in enumerate(named)]))
+    named = [
+        parameter for parameter in parameters if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    arguments = list(_resolved([_argument(parameter, at) for at, parameter in enumerate(named)]))
     return tuple([*arguments, *_open_arguments(parameters, arguments, function)])
 
 
@@ -112,13 +114,13 @@ def _open_arguments(
     parameters: list[inspect.Parameter], named: list[TargetArgument], function: Any
 ) -> Iterator[TargetArgument]:
     """A mask among `*args`, and those that the source takes out of `**kwargs` by name."""
-    takes_masks = any(one.role == "mask" for one in named)
-    for one in parameters:
-        if one.kind is one.VAR_POSITIONAL and not takes_masks:
+    takes_masks = any(argument.role == "mask" for argument in named)
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL and not takes_masks:
             place = len(named) or None
-            yield TargetArgument(one.name, "mask", required=False, by_place=True, place=place, is_open=True)
-        elif one.kind is one.VAR_KEYWORD:
-            for name in _keywords_read(function, one.name):
+            yield TargetArgument(parameter.name, "mask", required=False, by_place=True, place=place, is_open=True)
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            for name in _keywords_read(function, parameter.name):
                 if role_of(name) in ("mask", "lengths", "flag") and all(name != other.name for other in named):
                     yield TargetArgument(name, role_of(name), required=False)
 
@@ -129,8 +131,8 @@ def _keywords_read(function: Any, keywords: str) -> list[str]:
         text = parsed_by(inspect.getsource, function)
     except (OSError, TypeError):
         return []
-    found = re.findall(rf"\b{re.escape(keywords)}(?:\.(?:get|pop)\(|\[)\s*[\"'](\w+)[\"']", text)
-    return list(dict.fromkeys(found))
+    names = re.findall(rf"\b{re.escape(keywords)}(?:\.(?:get|pop)\(|\[)\s*[\"'](\w+)[\"']", text)
+    return list(dict.fromkeys(names))
 
 
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -179,22 +181,22 @@ def _of_schema(argument: Any) -> TargetArgument:
 
 def _resolved(arguments: list[TargetArgument]) -> tuple[TargetArgument, ...]:
     """Names that mean something else beside others: `src` is the context of `tgt`, `h` no input beside `x`."""
-    roles = [one.role for one in arguments]
-    names = [one.name.lower() for one in arguments]
-    for at, one in enumerate(arguments):
-        if one.role == "x" and any(role in ("x", "query") for role in roles[:at]):
+    roles = [argument.role for argument in arguments]
+    names = [argument.name.lower() for argument in arguments]
+    for at, argument in enumerate(arguments):
+        if argument.role == "x" and any(role in ("x", "query") for role in roles[:at]):
             context = {"query", "key", "value"} - set(roles)
             is_context = bool(context) and "context" not in roles
-            role = "context" if is_context and one.name.lower() not in ("h", "batch") else "heads"
-            if one.name.lower() not in ("h",) and not is_context:
+            role = "context" if is_context and argument.name.lower() not in ("h", "batch") else "heads"
+            if argument.name.lower() not in ("h",) and not is_context:
                 role = ""
-            arguments[at] = replace(one, role=role)
+            arguments[at] = replace(argument, role=role)
             roles[at] = role
-        if one.role == "x" and one.name == "src" and any(name in ("tgt", "trg") for name in names[at + 1 :]):
-            arguments[at] = replace(one, role="context")
+        if argument.role == "x" and argument.name == "src" and any(name in ("tgt", "trg") for name in names[at + 1 :]):
+            arguments[at] = replace(argument, role="context")
             roles[at] = "context"
-        if one.role == "context" and not any(role in ("x", "query") for role in roles) and at == 0:
-            arguments[at] = replace(one, role="x")
+        if argument.role == "context" and not any(role in ("x", "query") for role in roles) and at == 0:
+            arguments[at] = replace(argument, role="x")
             roles[at] = "x"
     has_input = any(role in ("x", "query", "packed") for role in roles)
     if arguments and not has_input and arguments[0].role in ("", "key_value"):
@@ -214,7 +216,7 @@ def _from_text(function: Callable[..., Any]) -> list[inspect.Parameter]:
     assert isinstance(parsed, ast.FunctionDef)
     given = parsed.args
     empty = [inspect.Parameter.empty] * (len(given.args) - len(given.defaults))
-    defaults = [*empty, *(ast.literal_eval(one) for one in given.defaults)]
+    defaults = [*empty, *(ast.literal_eval(node) for node in given.defaults)]
     pairs = [*zip(given.args, defaults, strict=True)]
     pairs += [
         (a, ast.literal_eval(d) if d else inspect.Parameter.empty)

@@ -34,20 +34,20 @@ def widths(module: Any, count: int | None = None) -> Iterator[int]:
     if count is not None:
         yield count
         return
-    seen: set[int] = set()
+    given: set[int] = set()
     for width in (*_numbers(module, _WIDTHS), *_entered(module), *_USUAL):
-        if width not in seen:
-            seen.add(width)
+        if width not in given:
+            given.add(width)
             yield width
 
 
 def context_widths(module: Any, width: int) -> Iterator[int | None]:
     """Of keys and values, None for the input's own."""
-    seen: set[int | None] = set()
+    given: set[int | None] = set()
     for other in (*_numbers(module, _CONTEXT), None, *_entered(module)):
         other = None if other == width else other
-        if other not in seen:
-            seen.add(other)
+        if other not in given:
+            given.add(other)
             yield other
 
 
@@ -65,20 +65,20 @@ def kv_heads(module: Any) -> int | None:
 def longest(module: Any) -> int | None:
     """The longest input that a buffer of its mask, or a number of its own, lets pass."""
     named = list(_numbers(module, _LENGTHS))
-    planes = [one for one in module.buffers() if one.dim() >= 2]
-    squares = [one.shape[-1] for one in planes if one.shape[-1] == one.shape[-2] > 1 and _is_mask(one)]
+    planes = [buffer for buffer in module.buffers() if buffer.dim() >= 2]
+    squares = [buffer.shape[-1] for buffer in planes if buffer.shape[-1] == buffer.shape[-2] > 1 and _is_mask(buffer)]
     return min([*named, *squares], default=None)
 
 
 def lengths(module: Any) -> list[int]:
     """Lengths that the target names: one that takes no other may take these."""
-    return [one for one in {*_numbers(module, _LENGTHS)} if one <= 1024]
+    return [length for length in {*_numbers(module, _LENGTHS)} if length <= 1024]
 
 
 def batches(module: Any) -> list[int]:
     """Sizes of a batch that the target names."""
     named = _numbers(module, ("batch_size", "batch", "bs", "B", "b", "n_batch", "batchsize"))
-    return list(dict.fromkeys(one for one in named if one <= 512))
+    return list(dict.fromkeys(length for length in named if length <= 512))
 
 
 def _is_mask(tensor: Tensor) -> bool:
@@ -116,7 +116,7 @@ def _entered(module: Any) -> Iterator[int]:
 def projected(module: Any) -> Iterator[int]:
     """What the linear layers of a module give, the narrowest first."""
     if isinstance(module, nn.Module):
-        yield from sorted({one.out_features for one in module.modules() if isinstance(one, nn.Linear)})
+        yield from sorted({part.out_features for part in module.modules() if isinstance(part, nn.Linear)})
 
 
 def head_widths(module: Any) -> Iterator[int]:

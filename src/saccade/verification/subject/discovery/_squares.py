@@ -86,8 +86,8 @@ def head_width(trials: TargetTrials, reading: Reading) -> int | None:
     """Of a head, as far as it is known."""
     if reading.form == "attention":
         return reading.width
-    told = next(_sizes.head_widths(trials.target), None)
-    return told or (reading.width // reading.heads if reading.heads else None)
+    named = next(_sizes.head_widths(trials.target), None)
+    return named or (reading.width // reading.heads if reading.heads else None)
 
 
 def _widths(trials: TargetTrials, reading: Reading) -> Iterator[tuple[str, int]]:
@@ -95,12 +95,12 @@ def _widths(trials: TargetTrials, reading: Reading) -> Iterator[tuple[str, int]]
         ("head_size", head_width(trials, reading)),
         ("embed_dim", reading.width),
         ("num_heads", reading.heads),
-        *(("head_size", one) for one in _sizes.projected(trials.target)),
+        *(("head_size", width) for width in _sizes.projected(trials.target)),
     ]
-    seen: set[int] = set()
+    given: set[int] = set()
     for name, size in named:
-        if size is not None and 1 < size <= _MOST and size not in seen:
-            seen.add(size)
+        if size is not None and 1 < size <= _MOST and size not in given:
+            given.add(size)
             yield name, size
 
 
@@ -115,7 +115,7 @@ def _raised(trials: TargetTrials, reading: Reading, working: Working, size: int)
 def _follows(trials: TargetTrials, reading: Reading, working: Working, size: int) -> bool:
     """Whether the one length that is taken is another one for another width."""
     wider = replace(reading, width=reading.width + _OTHER)
-    taken = [working(_forced(trials, one), wider) is not None for one in (size, size + _OTHER)]
+    taken = [working(_forced(trials, length), wider) is not None for length in (size, size + _OTHER)]
     return taken == [False, True]
 
 

@@ -55,7 +55,7 @@ class TargetTrials:
             if "B" not in reading.layout:
                 inputs = inputs.items([0])
                 if reading.form == "attention" and "H" not in reading.layout:
-                    inputs = inputs.map(lambda one: one[:, :1])
+                    inputs = inputs.map(lambda tensor: tensor[:, :1])
             return invoke(self.target, reading, CallRequest(inputs))
         except Inapplicable:
             return None
@@ -106,13 +106,13 @@ def tensors_in(returned: Any) -> Iterable[tuple[int | str | None, Tensor]]:
     if isinstance(returned, Tensor):
         yield from [(None, returned)] if _holds_numbers(returned) else ()
     elif isinstance(returned, dict):
-        yield from ((str(key), one) for key, one in returned.items() if _holds_numbers(one))
+        yield from ((str(key), value) for key, value in returned.items() if _holds_numbers(value))
     elif isinstance(returned, (tuple, list)):
-        yield from ((at, one) for at, one in enumerate(returned) if _holds_numbers(one))
+        yield from ((at, value) for at, value in enumerate(returned) if _holds_numbers(value))
     else:
         names: Any = getattr(returned, "__dict__", None) or getattr(type(returned), "__slots__", ())
         fields = ((key, getattr(returned, key, None)) for key in names if isinstance(key, str))
-        yield from ((key, one) for key, one in fields if _holds_numbers(one))
+        yield from ((key, field) for key, field in fields if _holds_numbers(field))
 
 
 def _holds_numbers(value: Any) -> TypeGuard[Tensor]:
@@ -156,7 +156,7 @@ def _elsewhere(before: Tensor | None, after: Tensor | None, axis: int, at: int) 
 
 def _out(trials: TargetTrials, reading: Reading, places: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | None:
     try:
-        found = picked(entered(trials.target, reading, places, keywords), reading.out)
+        out = picked(entered(trials.target, reading, places, keywords), reading.out)
     except (Inapplicable, TargetError):
         return None
-    return found if isinstance(found, Tensor) else None
+    return out if isinstance(out, Tensor) else None
