@@ -98,7 +98,7 @@ FAULTS = (
     Fault(
         "status",
         "src/saccade/verification/running/_run.py",
-        'if any(one.severity == "error" for one in findings):\n        return "failed"',
+        'if any(finding.severity == "error" for finding in findings):\n        return "failed"',
         'if any(one.severity == "warning" for one in findings):\n        return "failed"',
         (TESTS + "test_verify.py",),
         "A check with an error has passed.",

@@ -1,5 +1,4 @@
-"""Whether a query is kept from a key that it should see: its own, the one before, those outside a window that was
-not requested for, those beyond the length a mask was built for.
+"""Keys that a causal mask or a window hides from a query although it should attend to them.
 
 Shape legend: B batch, H heads, L length.
 """
@@ -35,7 +34,7 @@ _TRIANGLE = f"mask = {TRIANGLE}  # the diagonal, a token's own position, include
 
 @dataclass(frozen=True, eq=False)
 class _HeadVisibility:
-    """What the queries of one head of one attention see, at one length."""
+    """Keys that the queries of one head attend to, at one length."""
 
     length: int
     sees: Tensor  # (L, L)
@@ -110,7 +109,7 @@ def _visibility(subject: Subject) -> list[_HeadVisibility]:
 
 
 def _seen_inside(subject: Subject, length: int) -> list[_HeadVisibility]:
-    """By the weights that multiply the values: exact, the diagonal included."""
+    """Visibility by attention weights: exact, the diagonal included."""
     inputs = one_sequence(subject, _BATCH, length)
     views = []
     for attention in self_attentions(subject, inputs):
@@ -123,7 +122,7 @@ def _seen_inside(subject: Subject, length: int) -> list[_HeadVisibility]:
 
 
 def _seen_outside(subject: Subject, length: int) -> list[_HeadVisibility]:
-    """By what changes the outputs. Of a target that takes one input for all, the diagonal is not known."""
+    """Visibility by perturbed inputs. Where one input gives queries, keys and values, the diagonal is unknown."""
     if length > _BY_OUTPUTS and subject.form != "attention":
         return []
     sizes = influence.dependence(subject, length, _BATCH).cpu() > 0
@@ -246,8 +245,8 @@ def _windowed(subject: Subject, views: Sequence[_HeadVisibility], line: Location
 def _not_configured(
     configured: Set[int | None], views: Sequence[_HeadVisibility], line: Location | None
 ) -> Iterator[Finding]:
-    """A window that no layer has by the configuration, or one of it that no layer has. What is seen through several
-    layers tells nothing of one."""
+    """Windows of layers that the configuration does not name, and configured windows that no layer has. The reach
+    through several layers says nothing of one layer."""
     own = [view for view in views if view.own]
     last = max((view.length for view in own), default=1) - 1
     windows = {last if window is None else min(window, last) for window in configured}
@@ -402,7 +401,7 @@ def _named_window(subject: Subject) -> tuple[str, int | None]:
 
 
 def _where(visibility: _HeadVisibility, among: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility]) -> str:
-    """In which heads, where not in all."""
+    """The length, and the heads where they are not all, in brackets."""
     heads = sorted({view.head for view in among if view.head is not None})
     every = {view.head for view in views if view.head is not None}
     if not heads or len(heads) == len(every):

@@ -41,7 +41,7 @@ _SMALL = 1e-2  # of what an earlier input does
 
 @dataclass(frozen=True, eq=False)
 class _LeakSize:
-    """Changes of outputs by later inputs at one length, in one way of asking."""
+    """Changes of outputs caused by later inputs, at one length and by one method."""
 
     length: int
     sizes: Tensor  # (B, H, L, L), 0 but where output i changes with a later input j
@@ -80,7 +80,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
-    """Whether it is, or should be, causal, and the finding of its leaks."""
+    """Whether it is or should be causal, and findings about its leaks."""
     # (B, H, L, L) how much each output changes with each input
     whole = influence.at_lengths(subject, _SHORT, lambda length: influence.dependence(subject, length, _BATCH))
     if subject.promise.causal is None and (
@@ -108,7 +108,7 @@ def _by_cuts(subject: Subject) -> Iterator[_LeakSize]:
 
 
 def _in_other_modes(subject: Subject, length: int) -> Iterator[_LeakSize]:
-    """What perturbing quiet inputs in eval mode cannot show."""
+    """Leaks with large inputs, in train mode and in gradients."""
     cuts = range(length - 1)
     yield _cut(subject, length, cuts, "large inputs", _LOUD)
     if subject.module is not None:
@@ -174,7 +174,7 @@ def _hides_nothing(subject: Subject, length: int) -> bool:
 
 
 def _between_inside(subject: Subject) -> list[Finding]:
-    """Outputs that depend on all inputs, from heads of which some are causal, or with scores that were to be hidden."""
+    """Findings about heads of which only some are causal, or about scores that a mask fails to hide."""
     length = max(_lengths(subject, _SHORT))
     inputs = one_sequence(subject, _BATCH, length)
     for attention in self_attentions(subject, inputs):
@@ -253,7 +253,7 @@ def _described(subject: Subject, leak: _LeakSize, cause: _LeakCause, leaks: Sequ
 
 
 def _cause(subject: Subject, leak: _LeakSize, plain: Sequence[_LeakSize], whole: dict[int, Tensor]) -> _LeakCause:
-    """What the leak looks like, and the line that would close it."""
+    """The probable cause of a leak, with the fix and its line."""
     inputs = one_sequence(subject, _BATCH, leak.length)
     steps = steps_of(subject, inputs)
     line = masking_line(steps, inputs)
@@ -285,7 +285,7 @@ def _cause(subject: Subject, leak: _LeakSize, plain: Sequence[_LeakSize], whole:
 def _other_cause(
     plain: Sequence[_LeakSize], inside: Sequence[VisibleAttention], line: Location | None
 ) -> _LeakCause | None:
-    """What another check names as its own."""
+    """A cause that another check reports."""
     for attention in inside:
         axis = attention.traced.normalised
         if axis in ("query", "head", "batch"):

@@ -65,8 +65,8 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _on_and_off(subject: Subject, rates: tuple[DropoutRate, ...]) -> tuple[Subject | None, Subject]:
-    """The subject with dropout asked for, and with the same rates in a call that must not drop: a module in eval mode,
-    a function told that it is not training. None: it has none to ask for."""
+    """The subject with dropout on, and with the same rates in a call that must not drop: a module in eval mode, a
+    function with training=False. None: it has no dropout."""
     if subject.module is not None:
         with subject.training():
             drawn = follow_randomness(subject, subject.inputs(2, LENGTH)).draws
@@ -76,7 +76,7 @@ def _on_and_off(subject: Subject, rates: tuple[DropoutRate, ...]) -> tuple[Subje
 
 
 def _under_a_mask(subject: Subject) -> Iterator[Finding]:
-    """Where a mask is given, a call may go another way than without."""
+    """Dropout in eval mode in calls with a mask, which may take another path."""
     inputs = subject.inputs(2, LENGTH)
     masks: dict[str, Any] = {}
     if subject.takes("Q"):
@@ -93,7 +93,7 @@ def _under_a_mask(subject: Subject) -> Iterator[Finding]:
 
 
 def _with_default(subject: Subject) -> Subject | None:
-    """With the rate that an argument has by default, where nothing beside it says that this is training."""
+    """The subject with the default of its rate argument, where it has no argument for train mode."""
     rate, training, default = _arguments(subject)
     if rate is None or training is not None:
         return None

@@ -1,4 +1,4 @@
-"""Numbers that stand where scores are hidden: those that logits reach in training, and rows of nothing else.
+"""Fill values of hidden scores: numbers that logits reach in training, and rows that hold nothing else.
 
 Shape legend: B batch, H heads, Lq / Lk lengths.
 """
@@ -52,7 +52,7 @@ def weak_fill(check: str, calls: Iterable[TracedAttention]) -> list[Finding]:
 
 
 def averages_all(traced: TracedAttention, rows: Tensor) -> bool:
-    """Whether these rows, a boolean (B, Lq) of those whose keys are all hidden, weigh all keys the same."""
+    """Whether all keys have equal weight in these rows, (B, Lq) True = all keys are hidden."""
     weights = traced.weights.detach().double()
     if weights.shape[0] != rows.shape[0] or weights.shape[2] != rows.shape[1] or not rows.any():
         return False
@@ -61,7 +61,7 @@ def averages_all(traced: TracedAttention, rows: Tensor) -> bool:
 
 
 def averaging(check: str, what: str, traced: TracedAttention) -> Finding:
-    """The note on such rows."""
+    """A note about rows for which `averages_all` holds."""
     return Finding(
         check,
         check,

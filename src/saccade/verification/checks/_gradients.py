@@ -47,7 +47,7 @@ AT_MOST = 80  # tensors that are differentiated numerically
 
 @dataclass(frozen=True, eq=False)
 class _DerivativePoint:
-    """A target in train mode without dropout, and where its derivatives are asked for."""
+    """A target in train mode without dropout, and the inputs at which it is differentiated."""
 
     subject: Subject
     inputs: NamedInputs
@@ -188,8 +188,8 @@ def _cut_off(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Find
 
 
 def _zero_elsewhere(point: _DerivativePoint, name: str, still: Tensor) -> Tensor | None:
-    """What of a parameter has no gradient for many other inputs, either: a relu's unit that was off for all of a few
-    positions is not cut off. None: nothing is left."""
+    """Elements of a parameter whose gradient is zero for many other inputs, too: a relu's unit that is off at a few
+    positions is not cut off. None: there are none."""
     if bool(still.all()) or name.startswith("input "):
         return still
     length = min(7, point.subject.reading.max_length or 7)
@@ -264,9 +264,9 @@ def _wrong_values(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator
 def _measured(
     point: _DerivativePoint, name: str, direction: Tensor, value: float, scale: float, noise: float
 ) -> float | None:
-    """What differences say, if that is not what backward `value`. A kink between the two points (relu) is no wrong
-    gradient: a smaller step does not see it. Nor is curvature, where rounding allows large steps alone, nor a jump (a
-    router that chooses another expert, rounding): of it each step says something else."""
+    """The central difference, if it is not `value`, the backward pass's. A kink between the two points (relu) is no
+    wrong gradient: a smaller step does not see it. Nor is curvature, where rounding allows large steps alone, nor a
+    jump (a router that chooses another expert, rounding): there each step gives another difference."""
     true, last = None, 0.0
     for step in STEPS:
         difference = _difference(point, point.tensors[name], direction, step)
@@ -288,8 +288,8 @@ def _measured(
 
 
 def _noise(point: _DerivativePoint) -> float:
-    """What rounding does to the loss, float64's or that of float32 parts inside, which a change below their own
-    precision would not show: what is left of a parabola through values a millionth of every tensor apart."""
+    """Rounding error of the loss, float64's or that of float32 parts inside: the residual of a parabola through values
+    a millionth of every tensor apart."""
     at = torch.arange(-2.0, 3.0, dtype=torch.float64)
     kept = [tensor.detach().clone() for tensor in point.tensors.values()]
     values = []

@@ -67,8 +67,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _wrong_rotations(subject: Subject) -> Iterator[Finding]:
-    """Rotations by angles that no position decides: they turn queries and keys alike, and leave the scores as they
-    were."""
+    """Rotations by angles that do not depend on positions: queries and keys turn alike, and scores stay the same."""
     rotations = _rotations(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
     if any(rotation.by_position for rotation in rotations) or not any(rotation.otherwise for rotation in rotations):
         return
@@ -144,8 +143,8 @@ def _is_even(factor: ElementwiseFactor, tokens: TokenOwners) -> bool:
 
 
 def _moved(subject: Subject, order: Sequence[int], side: Side = "both", *, last: bool = False) -> float:
-    """How far outputs of inputs in this order are from the outputs in this order, over what a right answer may differ
-    by. Of the keys' order outputs keep theirs. `last`: of the last output alone."""
+    """Difference of outputs of permuted inputs from permuted outputs, in units of the tolerance. With side="key"
+    outputs keep their order. `last`: only the last output."""
     inputs = subject.inputs(2, len(order))
     out, permuted = (steady(subject, given).out for given in (inputs, inputs.permuted(order, side)))
     wanted = out

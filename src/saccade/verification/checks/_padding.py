@@ -1,4 +1,4 @@
-"""Whether what stands in padding reaches what is real.
+"""Whether the content or the length of padding changes outputs of real positions.
 
 Shape legend: B batch, H heads (1 for modules), L / Lk lengths.
 """
@@ -39,7 +39,7 @@ _APART = "Compute each batch item from its own inputs."
 
 @dataclass(frozen=True, eq=False)
 class _PaddedSubject:
-    """A subject, inputs of which some positions are padding, and what says so."""
+    """A subject, inputs with padded positions, and the masks that mark them."""
 
     subject: Subject
     inputs: NamedInputs
@@ -55,7 +55,7 @@ class _PaddedSubject:
 
     @property
     def mask(self) -> MaskReading:
-        """The argument that says it."""
+        """The mask argument that marks the padding."""
         fitting = [mask for mask in self.subject.reading.masks if not self.by_item or "B" in mask.axes]
         return min(fitting, key=lambda mask: mask.by_pair == self.by_item)
 
@@ -72,7 +72,7 @@ class _PaddedSubject:
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    """Beside a context the padding of each of the two sequences."""
+    """With a context: the padding of both sequences."""
     parts = [part for part in (subject, subject.own_part) if part is not None and part.reading.masks] or [subject]
     reasons: list[Inapplicable] = []
     conventions: list[str] = []
@@ -113,10 +113,10 @@ def _findings_of(subject: Subject) -> Iterator[Finding]:
 
 
 def _padded(subject: Subject, padding: Sequence[Sequence[int]], length: int = _PADDED) -> _PaddedSubject:
-    """Inputs of which these positions are padding, by item.
+    """Inputs with these positions padded, by batch item.
 
     Raises:
-        Inapplicable: no mask argument can say it.
+        Inapplicable: no mask argument can mark padding.
     """
     if not subject.reading.masks:
         raise Inapplicable(f"{no_mask(subject)}, so padding cannot be marked")
@@ -197,7 +197,7 @@ def _with_changed(padded: _PaddedSubject, inputs: NamedInputs, change: Callable[
 
 
 def _left_padding(subject: Subject) -> Iterator[Finding]:
-    """Padding on the left, where the mask can say it."""
+    """Padding on the left, where a mask argument can mark it."""
     try:
         padded = _padded(subject, [range(_PADDED - real) for real in _LENGTHS])
         base = _call(padded)
@@ -271,7 +271,7 @@ def _shortened(padded: _PaddedSubject, total: int) -> NamedInputs:
 
 
 def _gradients(padded: _PaddedSubject) -> Iterator[Finding]:
-    """From real outputs none may reach padding."""
+    """Gradients of real outputs to padded inputs, which must be zero."""
     if padded.inputs.vocabulary:
         return
     for name, sizes in _sizes_of_gradients(padded).items():

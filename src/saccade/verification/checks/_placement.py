@@ -224,7 +224,7 @@ def _left_behind(moved: Subject, inputs: NamedInputs) -> list[str]:
 
 @dataclass(frozen=True)
 class _SavingLoss:
-    """The result, if it is not unchanged."""
+    """What saving and loading a state changed."""
 
     raised: str = ""  # by saving or loading
     refused: bool = False  # what is saved is more than tensors, and read with weights_only=False alone

@@ -55,7 +55,7 @@ class _InputRange:
 
 @dataclass(frozen=True, eq=False)
 class _WidenedCall:
-    """A call in more precision, of what was rounded to less."""
+    """A call in higher precision, of parameters and inputs rounded to a lower one."""
 
     subject: Subject
     case: _InputRange
@@ -159,7 +159,7 @@ def _widened(half: Subject, case: _InputRange, dtype: torch.dtype) -> _WidenedCa
 
 
 def _rounds_inside(subject: Subject) -> Iterator[Finding]:
-    """What rounds to half precision inside, whatever the dtype of its inputs."""
+    """Half precision inside the target, whatever the dtype of its inputs."""
     jumps = jumps_of(subject)
     if jumps is None:
         return

@@ -159,7 +159,7 @@ def _written_inputs(subject: Subject) -> Iterator[Finding]:
 
 
 def _batches(subject: Subject) -> Iterator[Finding]:
-    """One item, and three, as good as two."""
+    """Batches of one and of three items, compared with two."""
     for batch in (1, 3):
         try:
             out = steady(subject, subject.inputs(batch, 7)).out
@@ -173,8 +173,7 @@ def _batches(subject: Subject) -> Iterator[Finding]:
 
 
 def _items(wide: Subject) -> Iterator[Finding]:
-    """What is independent of the other item of two is the same alone and among three. Where it is not independent,
-    mixing reports it."""
+    """Item 0 in batches of one, two and three items. Where it depends on the other items, mixing reports it."""
     three = wide.inputs(3, 7)
     if follow_randomness(wide, three).draws:
         return  # other sizes draw other numbers

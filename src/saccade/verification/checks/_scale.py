@@ -1,4 +1,4 @@
-"""The factor of the logits, measured: by how much they grow when queries times keys do.
+"""The factor between queries times keys and the logits, measured.
 
 Shape legend: B batch, H heads, Lq / Lk lengths, D / Dv head widths, E model width.
 """
@@ -227,7 +227,7 @@ def _finding(
 
 
 def _by_design(traced: TracedAttention) -> str:
-    """Why a factor of one's own is meant so, empty where nothing says that it is."""
+    """Why an unusual factor is intended; empty where nothing shows that it is."""
     if traced.mixed:
         return "A map mixes the scores of its heads (talking heads), and has a part in the factor."
     if traced.learned:

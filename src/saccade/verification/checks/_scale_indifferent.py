@@ -31,7 +31,7 @@ _MEETING = tuple("softmax matmul rmatmul bmm einsum mean cumsum sum fft fft_fft2
 
 @dataclass(frozen=True)
 class ScaleIndifference:
-    """What weights do not depend on, and what shows it."""
+    """Attention weights that do not depend on queries, keys or both."""
 
     of: Side
     line: Location | None

@@ -62,7 +62,7 @@ def _test_inputs(subject: Subject) -> tuple[Subject, NamedInputs]:
 
 
 def _under_a_mask(subject: Subject, inputs: NamedInputs) -> Finding | None:
-    """The axis where a mask is given, which may go another way. The check of masks reports what a mask hides."""
+    """The axis of the softmax in calls with a mask, which may take another path."""
     masks: dict[str, Tensor] = {}
     if subject.takes("Q"):
         masks["pairs"] = torch.ones(inputs.length, inputs.key_length, dtype=torch.bool)
@@ -220,7 +220,7 @@ def _explanation(traced: TracedAttention, weights: Tensor, sums: Tensor) -> tupl
 
 
 def _of_values(subject: Subject, inputs: NamedInputs, reason: str) -> Finding | None:
-    """Attention proper that nobody can look into: the average of equal values is that value."""
+    """Attention whose weights cannot be traced: with equal values the output must equal them."""
     if subject.form != "attention":
         raise Unmeasured(reason)
     equal = inputs.map(torch.ones_like, ["value"])
@@ -240,7 +240,7 @@ def _of_values(subject: Subject, inputs: NamedInputs, reason: str) -> Finding | 
 
 
 def _overflow(subject: Subject, inputs: NamedInputs, common: tuple[TracedAttention, ...]) -> Finding | None:
-    """Logits that exp cannot take, and a softmax can. Rows that are not finite for common ones are others' business."""
+    """Weights that are not finite for logits that overflow exp, in rows that are finite for usual logits."""
     if subject.form == "tokens":
         return None
     for spread in _SPREADS:

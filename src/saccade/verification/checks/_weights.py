@@ -122,7 +122,7 @@ def _same(returned: Tensor, weights: Tensor) -> bool:
 def _compared(
     result: CallResult, traced: TracedAttention, hidden: Tensor | None, plain: TracedAttention
 ) -> tuple[str, dict[str, Any]] | None:
-    """What the returned weights are in place of those that were used."""
+    """How the returned weights differ from those that were used: message and evidence; None: they agree."""
     returned = result.weights
     assert returned is not None
     if _same(returned, traced.weights) or _in_another_order(returned, traced.weights):
@@ -159,7 +159,7 @@ def _hidden_weight(
 
 
 def _explanation(returned: Tensor, traced: TracedAttention, plain: TracedAttention) -> str:
-    """In words, what is returned."""
+    """What the returned weights are, in words."""
     weights = traced.weights
     if _same(returned.mT, weights):
         return "queries and keys are exchanged"
@@ -265,7 +265,7 @@ def _with_dropout(subject: Subject) -> Iterator[Finding]:
 
 
 def _convention(subject: Subject) -> str:
-    """Whose convention it is: modules built on a library's are not to be blamed for it."""
+    """The library whose modules return such weights, in words; empty: none."""
     parts = () if subject.module is None else tuple(subject.module.modules())
     if any(isinstance(part, nn.MultiheadAttention) for part in parts):
         return "PyTorch's own nn.MultiheadAttention returns them"

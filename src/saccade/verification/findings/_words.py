@@ -1,4 +1,4 @@
-"""Plain words and plain values, for whoever writes a finding."""
+"""Paths, articles and number ranges for messages, and evidence as plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._finding import Location
 
 
 def shown_path(path: str) -> str:
-    """From here where it is below here, else as it stands."""
+    """The path from the working folder where it is below it, else as it is."""
     try:
         relative = os.path.relpath(path)
     except ValueError:  # another drive

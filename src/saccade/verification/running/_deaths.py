@@ -1,4 +1,4 @@
-"""How a child process ended without being asked to, in words, and where in the target's source."""
+"""Findings about a child process that ended early, with the line of the target's source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a check on a subject and says how it went, whatever the target does."""
+"""Runs a check on a subject; errors of the target become findings."""
 
 from __future__ import annotations
 

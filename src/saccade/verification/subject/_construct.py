@@ -144,7 +144,7 @@ class _UsualSizes:
         self.hints, self.promise = hints, promise
 
     def told(self, name: str) -> Any:
-        """What the user's hints say of an argument that has a default."""
+        """The user's hint for an argument that has a default."""
         kind = _kind(name)
         if kind == "causal" and self.promise.causal is not None and name not in ("mask", "masked"):
             return self.promise.causal

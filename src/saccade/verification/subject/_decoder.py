@@ -1,4 +1,4 @@
-"""A target fed a sequence in pieces, with what it keeps from piece to piece.
+"""A target that is given a sequence in pieces, with its cache.
 
 Shape legend: B batch, L length.
 """

@@ -50,7 +50,7 @@ class SteadySubject:
 
 
 def exactly(subject: Subject, compute: Callable[[Subject], Tensor]) -> Tensor | None:
-    """What `compute` gives of the target in float64; None where it is that already, raises, or rounds as now."""
+    """`compute` of the target in float64; None where it is in float64 already, raises, or rounds to less inside."""
     if subject.dtype == torch.float64:
         return None
     rounding = WatchedOperations(_rounds)
@@ -163,7 +163,7 @@ def direction(subject: Subject) -> Direction:
 
 
 def is_causal(subject: Subject) -> bool:
-    """By promise, else as found; one in between counts as what it is mostly."""
+    """The promised direction, else the measured one; mixed directions count by most pairs."""
     if subject.promise.causal is not None:
         return subject.promise.causal
     way = direction(subject)

@@ -1,4 +1,4 @@
-"""What may be verified, and what stands behind the wrappers that PyTorch puts around it."""
+"""Which targets can be verified, and the module inside PyTorch's wrappers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPECTED = (
 def check(target: Any) -> None:
     """
     Raises:
-        TypeError: it is nothing that can be called with tensors.
+        TypeError: it cannot be called with tensors.
     """
     if isinstance(target, nn.Module) and type(target).forward is nn.Module.forward and "forward" not in vars(target):
         raise TypeError(f"target: {_in_words(target)} has no forward of its own; give a module that has one")
@@ -50,7 +50,7 @@ def _in_words(target: Any) -> str:
 
 
 def unwrapped(target: Any) -> tuple[Any, tuple[str, ...]]:
-    """What was wrapped, and in words what it was taken out of."""
+    """The wrapped target, and a description of each wrapper."""
     said: list[str] = []
     while True:
         if isinstance(target, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -71,7 +71,7 @@ def unwrapped(target: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def name_of(target: Any) -> str:
-    """Of what was wrapped: a function's or class's own."""
+    """The name of the wrapped function or class."""
     target, _ = unwrapped(target)
     while isinstance(target, functools.partial):
         target, _ = unwrapped(target.func)

@@ -1,4 +1,4 @@
-"""Modes that see every operation of a call."""
+"""Modes that record the operations of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole models in the one form of call that checks use, and what their signatures and settings say.
+"""Whole models with the call that checks use, and readings of their signatures and settings.
 
 Shape legend: B batch, L length, S source length, E model width, V vocabulary.
 """

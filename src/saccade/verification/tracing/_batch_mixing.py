@@ -1,4 +1,4 @@
-"""Where batch items meet."""
+"""The line at which batch items are mixed."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ class TargetFlow:
 def followed(
     subject: Subject, inputs: NamedInputs, change: Callable[[int, Tensor], Tensor] | None = None, *, every: bool = False
 ) -> TargetFlow:
-    """Call `subject` and keep its products, and with `every` what each call gave. `change(place, out)` may put other
-    numbers for a map's result."""
+    """Call `subject` and record its products, with `every` the output of every call. `change(place, out)` may replace a
+    map's output."""
     mode = _FlowMode(inputs, change, every)
     with seeded(0, devices=None), torch.enable_grad(), mode:
         result = subject(inputs)

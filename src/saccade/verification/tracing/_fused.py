@@ -48,7 +48,7 @@ def fused(first: int, of: Known, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def told(first: int, of: Known, call: ObservedCall) -> ScoreProduct:
-    """A call of Saccade's operator, which says itself what it was."""
+    """A call of Saccade's operator, as its observer receives it."""
     query, key, value = call.query, call.key, call.value
     weights = attention_weights(query, key, **call.scoring())
     # float32 has weights of 0 where a logit lies 104 below its row's largest; float64 tells them from hidden ones.

@@ -1,4 +1,4 @@
-"""The mode that sees every PyTorch function of a call, and follows the inputs' rows to scores, weights and values.
+"""Records the PyTorch functions of a call and follows input rows to scores, weights and values.
 
 While a mode is on, PyTorch's modules do not take their native fast path: on this thread alone.
 
@@ -107,7 +107,7 @@ class _Call(FunctionCall):
 
 
 class TraceMode(FunctionMode):
-    """Looks and changes nothing. What it cannot follow it lets go: a target is never disturbed by being looked at."""
+    """Records calls and changes none. Tensors that it cannot follow become unknown; no error reaches the target."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class TraceMode(FunctionMode):
             self._shadows.put(tensor, shadow)
 
     def of(self, tensor: Any) -> TensorShadow | None:
-        """What is known of a tensor; nothing, if its shape is no longer what it was."""
+        """The shadow of a tensor; None where its shape has changed."""
         shadow = self._shadows.get(tensor)
         if shadow is None:
             return None
@@ -420,8 +420,8 @@ class TraceMode(FunctionMode):
             self.know(result, TensorShadow(tokens, depth=scores.depth + 1))
 
     def told(self, make: Callable[[int, Known, ObservedCall], ScoreProduct], call: ObservedCall) -> None:
-        """A call of Saccade's operator, which no function of PyTorch shows. As with those, what reads no input, such
-        as the encoder of a fixed source, is not followed."""
+        """A call of Saccade's operator, which is no function of PyTorch. Calls that read no input, as of the encoder of
+        a fixed source, are not followed."""
         read = any(self.of(tensor) is not None for tensor in (call.query, call.key, call.value))
         if not read or torch._C._are_functorch_transforms_active():
             return

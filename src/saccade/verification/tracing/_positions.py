@@ -1,5 +1,4 @@
-"""Where a target makes positions, uses them and loses them: followed through one call by what does not come from its
-input.
+"""The lines of a target that make positions, use them and lose them, found by tracing one call.
 
 Shape legend: L length.
 """
@@ -37,7 +36,7 @@ class PositionLines:
 
 
 def positions(subject: Subject, inputs: NamedInputs, **call: Any) -> PositionLines:
-    """Of one call; nothing where it cannot be followed."""
+    """The lines of one call; empty where it cannot be traced."""
     copy = subject.fresh()
     tables: list[Tensor] = []
     if copy.module is not None:

@@ -1,6 +1,6 @@
-"""Where a target draws random numbers, and what they reach: found by following every operation of one call.
+"""Random draws of a target, and whether they reach scores, weights or values, found by tracing one call.
 
-A dropout is whatever it is called: a draw whose result reaches the weights, the scores, or neither.
+A dropout is known by what its draw reaches, and not by its name.
 
 Shape legend: (..., Lq, Lk) of weights, as they enter the product with the values.
 """

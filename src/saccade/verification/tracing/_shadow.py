@@ -1,7 +1,7 @@
-"""What is known of each element of a tensor on its way through the target: the shadow that it casts.
+"""Labels of a tensor's elements: the input token, or the score, that each comes from.
 
-A function that only moves elements about is called once more, on the shadow: so it is known exactly where everything
-went, whatever views, splits, loops and buffers an implementation takes.
+A function that only moves elements is called once more on the labels. They are exact for all views, splits, loops and
+buffers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNKNOWN = -1
 
 @dataclass(frozen=True)
 class ScaleHistory:
-    """What rows were multiplied by since they were made, or scores."""
+    """Factors that rows or scores have been multiplied by."""
 
     by: float = 1.0
     learned: bool = False  # whether a parameter was among it
@@ -60,7 +60,7 @@ class TensorShadow:
 
 
 def unknown(shape: Sequence[int], depth: int = 0) -> TensorShadow:
-    """Made of the inputs, nobody knows how."""
+    """The shadow of a tensor that is computed from inputs in an unknown way."""
     return TensorShadow(tokens=torch.full(tuple(shape), UNKNOWN), depth=depth)
 
 
@@ -149,7 +149,7 @@ def _first(given: Sequence[Tensor | None], shape: torch.Size) -> Tensor:
 
 
 def _agreed(given: Sequence[Tensor | None], shape: torch.Size) -> Tensor | None:
-    """What all say that say anything; -1 where they differ."""
+    """Labels on which all known ones agree; -1 where they differ."""
     parts = [part.expand(shape) for part in given if part is not None]
     if not parts:
         return None
@@ -161,7 +161,7 @@ def _agreed(given: Sequence[Tensor | None], shape: torch.Size) -> Tensor | None:
 
 
 def agreed_along(known: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
-    """What all elements along the axes say together, -1 where they differ."""
+    """The common label of the elements along the axes, -1 where they differ."""
     if known.numel() == 0:
         return known.sum(list(axes), keepdim=keep)
     low, high = known.amin(list(axes), keepdim=keep), known.amax(list(axes), keepdim=keep)

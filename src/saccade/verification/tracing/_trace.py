@@ -27,7 +27,7 @@ __all__ = ["TraceStep", "TracedAttention", "TracedCall", "measured", "step_line"
 
 @dataclass(frozen=True, eq=False)
 class TracedCall:
-    """One call of the target, looked into."""
+    """A traced call of the target."""
 
     result: CallResult
     attentions: tuple[TracedAttention, ...]
@@ -44,7 +44,7 @@ class TracedCall:
 def traced(
     subject: Subject, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
 ) -> TracedCall:
-    """Call the target and look at what it computes. Attention is listed in the order in which it was computed.
+    """Call the target and trace its attention, in the order of computation.
 
     `attentions` is empty where none could be followed: a kernel of its own, or none at all. Keys that do not stand in
     the inputs (a cache, a learned one) make Lk larger than the inputs' own.
@@ -87,7 +87,7 @@ def measured(
 
 
 def _with_what_was_seen(probe: TracedAttention, calls: tuple[TracedAttention, ...]) -> TracedAttention:
-    """What was seen with the probe's weights, if that is one computation and gives the same, else its lines alone."""
+    """The traced attention with the probe's weights, if its own are equal; else the probe with its lines."""
     if len({attention.lines.get("scores") for attention in calls}) != 1:
         return probe
     call, weights = calls[0], probe.weights

@@ -50,7 +50,7 @@ class TracedAttention:
 
 
 class TokenOwners:
-    """Numbers for the tokens of all inputs, and whose they are: -1 is nobody's."""
+    """A number for each input token, with its item, head, position and input; -1: no token."""
 
     def __init__(self, inputs: NamedInputs):
         self._shadows: list[tuple[Tensor, TensorShadow]] = []
@@ -105,7 +105,7 @@ class _WeightUnit:
 
 
 def attentions(products: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) -> tuple[TracedAttention, ...]:
-    """Those of all scores that became weights; what was computed in loops is put together."""
+    """The attention computations among score products; those of a loop are joined."""
     groups: dict[object, list[ScoreProduct]] = {}
     softened = [scores for scores in products if scores.weights is not None or scores.softened is not None]
     softened = [scores for scores in softened if not _features(scores) and not _within_tokens(scores)]
@@ -132,7 +132,7 @@ def _within_tokens(scores: ScoreProduct) -> bool:
 
 
 def _place(scores: ScoreProduct, tokens: TokenOwners) -> object:
-    """What computations have in common that a loop makes one attention of."""
+    """The key by which computations of one loop are joined."""
     lines = tuple(scores.lines.get(name) for name in ("scores", "softmax", "values"))
     if lines[0] is None:
         return id(scores)

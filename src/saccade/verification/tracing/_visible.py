@@ -61,7 +61,7 @@ def attends(traced: TracedAttention) -> Tensor:
 
 
 def attentions_of(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> tuple[TracedAttention, ...]:
-    """Those of one call; none where nothing was seen."""
+    """The traced attention of one call; empty where none could be traced."""
     try:
         with seeded(SEED), torch.no_grad():
             # on a copy: what a target keeps of a call with gradients cannot be copied afterwards
@@ -71,7 +71,7 @@ def attentions_of(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> tup
 
 
 def self_attentions(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> tuple[VisibleAttention, ...]:
-    """Those of the call whose queries and keys are as many as the sequence is long; none where nothing was seen."""
+    """The traced attention of one call with as many queries and keys as the sequence has positions."""
     shape = (inputs.length, inputs.length)
     attentions = enumerate(attentions_of(subject, inputs, **masks))
     return tuple(
@@ -82,7 +82,7 @@ def self_attentions(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> t
 def steps_of(
     subject: Subject, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
 ) -> tuple[TraceStep, ...]:
-    """What the target calls, in order; nothing where it could not be followed."""
+    """The PyTorch calls of the target, in order; empty where it could not be traced."""
     try:
         with seeded(SEED), torch.no_grad():
             return traced(subject.fresh(), inputs, pairs=pairs, padding=padding).steps

@@ -1,4 +1,4 @@
-"""What is wrong with what was kept: queries, keys and values of one step against those of the whole sequence.
+"""Defects of a cache: queries, keys and values of one decoding step against those of one pass.
 
 Shape legend: B batch, H heads, L length, D head width; M keys that the step has, in the order in which it has them.
 """
@@ -22,7 +22,7 @@ _CLOSE = 1e-5  # of the largest number: some targets hold keys in float32
 
 @dataclass(frozen=True)
 class CacheDefect:
-    """What is wrong, the fix, and the family that it is of."""
+    """A defect of a cache, with its fix and the family of checks."""
 
     what: str
     fix: str
@@ -37,7 +37,7 @@ POSITIONS = (
 
 
 def wrongly_kept(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], position: int) -> CacheDefect | None:
-    """What of the attention at `position` is not as in the whole; None where that cannot be seen, or nothing is."""
+    """The query, key or value at `position` that differs from one pass; None: none does, or they cannot be traced."""
     try:
         step, row = _of_step(subject, inputs, sizes, position)
         whole = traced(subject.fresh(), inputs).attentions[0]

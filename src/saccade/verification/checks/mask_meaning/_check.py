@@ -122,7 +122,7 @@ def _with_other_sizes(subject: Subject, mask: MaskReading) -> MaskArgumentProbe 
 
 
 def _not_obeyed(probe: MaskArgumentProbe) -> Iterator[Finding]:
-    """The finding of a mask that is not kept."""
+    """The finding about a mask that is not obeyed."""
     subject, mask = probe.subject, probe.mask
     inner = inside(probe)
     if inner is not None and inner.fits(probe.given) and sums_to_one(inner):
@@ -171,7 +171,7 @@ def _probe(
 
 
 def _unmasked(steady: influence.SteadySubject, mask: MaskReading, inputs: NamedInputs, side: Side) -> Tensor:
-    """(B, H', Lq, Lk) what outputs depend on under a mask that shows everything."""
+    """(B, H', Lq, Lk) which inputs outputs depend on under a mask that hides nothing."""
     whole = torch.ones(1, 1, inputs.length, inputs.key_length, dtype=torch.bool)
     own = torch.zeros(())
     # where showing everything leaves nothing (NaN), the polarity is the other one
@@ -253,7 +253,7 @@ def _equal_sizes(probe: MaskArgumentProbe) -> list[Finding]:
 
 
 def _conventions(probe: MaskArgumentProbe) -> Iterator[Finding]:
-    """What True means, where nothing says it and callers may expect the other."""
+    """A note or warning where True has a meaning that callers may not expect and no documentation says."""
     mask, name = probe.mask, str(probe.mask.argument)
     is_attend = mask.meaning == "attend"
     if mask.meaning == "additive" or mask.meaning in (mask.documented, probe.subject.promise.mask):

@@ -27,7 +27,7 @@ _REPEATING = ("repeat", "repeat_interleave", "expand", "tile", "broadcast_to", "
 
 @dataclass(frozen=True, eq=False)
 class MaskArgumentProbe:
-    """One mask argument, given random masks: what each output then depends on."""
+    """Which inputs each output depends on when one mask argument is given random masks."""
 
     subject: Subject  # with this argument as its only one
     mask: MaskReading
@@ -67,14 +67,14 @@ class MaskDefect:
 
 
 def masks_of(mask: MaskReading, given: Tensor, inputs: NamedInputs) -> dict[str, Any]:
-    """As a subject with this argument alone is given it."""
+    """The mask as keyword arguments of `Subject.__call__`."""
     if mask.by_pair:
         return {"pairs": given}
     return {"padding": given[:, 0, 0].expand(inputs.batch, -1)}
 
 
 def with_fix(probe: MaskArgumentProbe, defect: MaskDefect) -> MaskDefect:
-    """A defect that says what to write."""
+    """The defect with a fix: its own, or the line that hides keys."""
     return replace(defect, fix=defect.fix or code_of(probe).hiding)
 
 
@@ -99,7 +99,7 @@ def line_of(probe: MaskArgumentProbe, defect: MaskDefect) -> Location | None:
 
 
 def inside(probe: MaskArgumentProbe) -> MaskArgumentProbe | None:
-    """The same of the weights, by head, in the attention that the mask goes to."""
+    """The same probe by the attention weights of each head."""
     attentions = _weights(probe)
     if attentions is None or attentions[0].weights.shape[0] != probe.visible.shape[0]:
         return None
@@ -187,7 +187,7 @@ def _mixed(probe: MaskArgumentProbe) -> MaskDefect | None:
 
 
 def _unhidden(probe: MaskArgumentProbe) -> MaskDefect:
-    """Nothing is hidden: why."""
+    """Why a mask hides no key."""
     attentions = _weights(probe)
     if not probe.mask.by_pair and _hides_queries(probe):
         words = "It is broadcast along the wrong axis: it hides queries where it should hide keys."

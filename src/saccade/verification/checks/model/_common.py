@@ -101,7 +101,7 @@ def fitting(subject: Subject, length: int) -> int:
 
 
 def whose(subject: Subject) -> str:
-    """How a finding calls the tokens."""
+    """The word for the tokens in messages."""
     return "decoder token" if isinstance(subject.target, EncoderDecoderModel) else "token"
 
 

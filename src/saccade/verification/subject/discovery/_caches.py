@@ -121,7 +121,7 @@ class _CacheSearch:
     # --- in what it returns
 
     def _passed(self, argument: TargetArgument, flag: str | None) -> CacheReading | None:
-        """What is returned beside the output and the weights, and holds tensors, is what the next call takes."""
+        """A cache that is returned beside the output and the weights."""
         first = _empty(argument)
         returned, out = self._first_call({flag: True} if flag else {})
         if out is None:

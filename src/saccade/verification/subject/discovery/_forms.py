@@ -32,7 +32,7 @@ WIDTH, VALUE_WIDTH, HEADS, KV_HEADS = 16, 12, 6, 2  # of attention proper, where
 
 @dataclass(frozen=True)
 class TargetClues:
-    """All that is known of a target before it is called."""
+    """What signature, source and user say of a target before it is called."""
 
     target: Any
     arguments: tuple[TargetArgument, ...]

@@ -67,7 +67,7 @@ def with_own_masks(trials: TargetTrials, clues: TargetClues, promise: Promise, r
 
 
 def _of_a_side(argument: TargetArgument) -> bool:
-    """Beside a context its own mask comes first."""
+    """Sort key: with a context, the context's mask comes first."""
     return "memory" not in argument.name and re.search("tgt|trg|src", argument.name) is not None
 
 

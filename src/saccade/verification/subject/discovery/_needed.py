@@ -1,4 +1,4 @@
-"""What a target's other arguments are given: those with a known meaning, of one value or made for each call."""
+"""Values of arguments that are no inputs: constants, or made for each call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PositionalCall:
 
 @dataclass(frozen=True)
 class FilledCall:
-    """Calls the target with what depends on the call's own lengths added: `makers` by argument."""
+    """Calls the target with arguments that depend on the lengths of the call: `makers` by argument."""
 
     makers: Mapping[str, Callable[[Tensor, Any], Any]]
     entering: PositionalCall | None = None
@@ -52,7 +52,7 @@ class FilledCall:
 def constants(
     arguments: tuple[TargetArgument, ...], given: Mapping[str, Any], width: int, heads: int | None
 ) -> dict[str, Any]:
-    """Keywords of every call: what the user gave, what asks for the weights, and what must be given.
+    """Keywords of every call: the user's, flags that return weights, and required arguments.
 
     Raises:
         Undecided: an argument that must be given and whose name says nothing.
@@ -79,7 +79,7 @@ def constants(
 
 
 def makers(arguments: tuple[TargetArgument, ...]) -> dict[str, Callable[[Tensor, Any], Any]]:
-    """What must be made for each call."""
+    """Functions that make arguments for each call."""
     return {
         argument.name: _MADE[argument.role] for argument in arguments if argument.role in _MADE and argument.required
     }

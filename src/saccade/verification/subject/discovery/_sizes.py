@@ -42,7 +42,7 @@ def widths(module: Any, count: int | None = None) -> Iterator[int]:
 
 
 def context_widths(module: Any, width: int) -> Iterator[int | None]:
-    """Of keys and values, None for the input's own."""
+    """Widths that the context may have; None is the input's."""
     given: set[int | None] = set()
     for other in (*_numbers(module, _CONTEXT), None, *_entered(module)):
         other = None if other == width else other
@@ -97,7 +97,7 @@ def _numbers(module: Any, names: Sequence[str]) -> Iterator[int]:
 
 
 def _entered(module: Any) -> Iterator[int]:
-    """What the layers and matrices of a module take."""
+    """Input widths of a module's layers and matrices."""
     if not isinstance(module, nn.Module):
         return
     for part in module.modules():
@@ -114,7 +114,7 @@ def _entered(module: Any) -> Iterator[int]:
 
 
 def projected(module: Any) -> Iterator[int]:
-    """What the linear layers of a module give, the narrowest first."""
+    """Output widths of a module's linear layers, the narrowest first."""
     if isinstance(module, nn.Module):
         yield from sorted({part.out_features for part in module.modules() if isinstance(part, nn.Linear)})
 

@@ -22,7 +22,7 @@ from .._subject import Subject
 
 @dataclass(frozen=True)
 class TrialSizes:
-    """Of a trial: unlike each other and unlike the target's own sizes, so that no axis is taken for another."""
+    """Sizes of a trial's inputs: unlike each other and the target's own, so that axes cannot be confused."""
 
     batch: int = 2
     length: int = 7
@@ -48,7 +48,7 @@ class TargetTrials:
         return Subject(self.target, reading).inputs(sizes.batch, sizes.length, key_length, seed=seed)
 
     def returned(self, reading: Reading, inputs: NamedInputs | None = None, tried: str = "") -> Any:
-        """What a call gives, or None where it raised."""
+        """The result of a call; None where it raises."""
         inputs = inputs or self.inputs(reading)
         set_seed(0)  # so that dropout, if it is active, is the same in every trial
         try:
