@@ -157,9 +157,8 @@ def _without_own(strict: Sequence[_HeadVisibility], views: Sequence[_HeadVisibil
     first = " Output 0 then sees nothing, which gives NaN or an average over all positions." if alone else ""
     return _finding(
         "error",
-        f"Output {row} gives weight exactly 0 to input {row}, its own position"
-        f"{_where(view, strict, views)}, as every output after the first: the triangle of the mask leaves out its "
-        f"diagonal.{first}",
+        f"Output {row} gives weight exactly 0 to input {row}, its own position{_where(view, strict, views)}, as every "
+        f"output after the first: the triangle of the mask leaves out its diagonal.{first}",
         _TRIANGLE + '; scores.masked_fill(~mask, float("-inf"))',
         view,
         line,
@@ -180,9 +179,8 @@ def _irregular(odd: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility],
     if near and _is_fixed(views):
         return _finding(
             "warning",
-            f"Outputs see only some of the inputs before them{_where(view, odd, views)}: output "
-            f"{missing[-1][0]} does not see input {missing[-1][1]}. It is the same at every length and looks like a "
-            "sparse pattern.",
+            f"Outputs see only some of the inputs before them{_where(view, odd, views)}: output {missing[-1][0]} does "
+            f"not see input {missing[-1][1]}. It is the same at every length and looks like a sparse pattern.",
             "If this is not intended: " + _TRIANGLE,
             view,
             line,
@@ -194,9 +192,8 @@ def _irregular(odd: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility],
     lengths = f" At length {', '.join(map(str, clean))} it sees everything." if clean else ""
     return _finding(
         "error",
-        f"Output {row} does not see input {column}{own}{_where(view, odd, views)}; so it is for "
-        f"{len(missing)} pairs at length {view.length}.{lengths} The mask looks as if it was built for another length "
-        "or shape.",
+        f"Output {row} does not see input {column}{own}{_where(view, odd, views)}; so it is for {len(missing)} pairs "
+        f"at length {view.length}.{lengths} The mask looks as if it was built for another length or shape.",
         _TRIANGLE + "  # with L the length of this call",
         view,
         line,
@@ -316,9 +313,8 @@ def _window_found(
     nobody = "" if meant else " Its source does not mention one: it may be a mask made for another length."
     return _finding(
         "warning" if meant else "error",
-        f"Output {view.length - 1} does not see input "
-        f"{view.length - 2 - width}{_where(view, some, views)}: it "
-        f"looks like a window of {width} inputs before its own ({width + 1} with it).{nobody}",
+        f"Output {view.length - 1} does not see input {view.length - 2 - width}{_where(view, some, views)}: it looks "
+        f"like a window of {width} inputs before its own ({width + 1} with it).{nobody}",
         f"If it is meant, promise it: Promise(window={width}); if not: {_TRIANGLE}",
         view,
         line,

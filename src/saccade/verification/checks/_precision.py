@@ -252,14 +252,13 @@ def _moved(tensor: Tensor, size: float, seed: int) -> Tensor:
 def _overflows(operation: Any, given: tuple[Any, ...], result: Any) -> str:
     """The name of an operation that makes what is not finite of what is."""
     name = str(operation.overloadpacket.__name__)
-    taken, made = ([leaf for leaf in tree_leaves(each) if _floating(leaf)] for each in (given, result))
+    taken, made = (
+        [leaf for leaf in tree_leaves(each) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        for each in (given, result)
+    )
     if name in FILLS or "empty" in name or not taken or not all(bool(tensor.isfinite().all()) for tensor in taken):
         return ""
     return name if any(bool((tensor.isnan() | (tensor == torch.inf)).any()) for tensor in made) else ""
-
-
-def _floating(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _not_finite(half: Subject, case: _InputRange, dtype: torch.dtype, out: Tensor) -> Finding:

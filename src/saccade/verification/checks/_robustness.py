@@ -20,7 +20,7 @@ from ..subject._check import Check
 from ..subject._learned_positions import ends_learned_positions
 from ..subject._operations import WatchedOperations
 from ..subject._source import attribute_line, line_with, rates_of, with_rates
-from ..subject._steady import exact, steady, tolerance
+from ..subject._steady import exact, steady, takes, tolerance
 from ..subject._subject import Subject
 from ..subject.discovery._squares import sliced_square
 from ..tracing._randomness import drops, follow_randomness
@@ -59,7 +59,7 @@ def _repeated(subject: Subject) -> Iterator[Finding]:
         try:
             copy(subject.inputs(3, 5, seed=1))
         except TargetError as error:
-            if not _raises(subject, 3, 5):
+            if takes(subject, 3, 5, seed=1):
                 yield _first_call_stays(error)
                 return
         again = copy(inputs).out
@@ -96,14 +96,6 @@ def _first_call_stays(error: TargetError) -> Finding:
         {"raised": error.error, "first": [2, 7], "then": [3, 5]},
         error.location,
     )
-
-
-def _raises(subject: Subject, batch: int, length: int) -> bool:
-    try:
-        steady(subject, subject.inputs(batch, length, seed=1))
-    except TargetError:
-        return True
-    return False
 
 
 def _attributes(module: nn.Module | None) -> dict[str, Any]:

@@ -311,20 +311,17 @@ def _effect(times: float) -> str:
         )
     if times > 1:
         return (
-            f"Logits are {times:.3g} times too large: attention is sharper than intended, by a factor that "
-            "depends on "
+            f"Logits are {times:.3g} times too large: attention is sharper than intended, by a factor that depends on "
             "the size, and weights of another implementation do not fit."
         )
     if times > 1 / _SATURATING:
         return (
-            f"Logits are {1 / times:.3g} times too small: attention is flatter than intended, by a factor "
-            "that depends on "
-            "the size, and weights of another implementation do not fit."
+            f"Logits are {1 / times:.3g} times too small: attention is flatter than intended, by a factor that depends "
+            "on the size, and weights of another implementation do not fit."
         )
     return (
-        f"Logits are {1 / times:.3g} times too small: all keys get nearly the same weight, and the "
-        "projections must become large "
-        "before attention can select keys."
+        f"Logits are {1 / times:.3g} times too small: all keys get nearly the same weight, and the projections must "
+        "become large before attention can select keys."
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..findings._finding import Finding
 from ..findings._results import Results
 from ..findings._words import plain
 
@@ -65,23 +64,12 @@ def as_json(report: Results) -> dict[str, Any]:
         "errors": counts["error"],
         "warnings": counts["warning"],
         "notes": counts["note"],
-        "findings": [_finding(finding) for finding in report.findings],
+        "findings": [
+            dataclasses.asdict(dataclasses.replace(finding, evidence=plain(finding.evidence)))
+            for finding in report.findings
+        ],
         "checks": [
             {**dataclasses.asdict(outcome), "seconds": round(outcome.seconds, 3)} for outcome in report.outcomes
         ],
         "printed": report.printed,
-    }
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    location = finding.location
-    return {
-        "check": finding.check,
-        "family": finding.family,
-        "severity": finding.severity,
-        "message": finding.message,
-        "effect": finding.effect,
-        "fix": finding.fix,
-        "evidence": plain(finding.evidence),
-        "location": None if location is None else dataclasses.asdict(location),
     }

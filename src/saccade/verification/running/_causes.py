@@ -27,7 +27,9 @@ def explained(
     sized = any(_is_of_size(finding) for finding in once)
     why = [("robustness",) if sized and _only_stopped(finding) else causes.get(finding.check, ()) for finding in once]
     demoted = [
-        _as_note(finding, by) if by and _is_error(finding) and not _stands_alone(finding) else finding
+        _as_note(finding, by)
+        if by and _is_error(finding) and not {"dtype", "raised"} <= set(finding.evidence)
+        else finding
         for finding, by in zip(once, why, strict=True)
     ]
     return _sorted(checks, demoted), tuple(_outcome(outcome, demoted, findings) for outcome in outcomes)
@@ -140,11 +142,6 @@ def _follows(finding: Finding, findings: Sequence[Finding]) -> tuple[str, ...]:
             or ((unused or nothing) and other.evidence.get("hides_all"))
         )
     )
-
-
-def _stands_alone(finding: Finding) -> bool:
-    """A constant that a dtype lacks raises whatever else is computed."""
-    return {"dtype", "raised"} <= set(finding.evidence)
 
 
 def _is_error(finding: Finding) -> bool:

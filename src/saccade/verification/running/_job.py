@@ -127,12 +127,15 @@ def work(job: Job) -> Iterator[Message]:
         for check in chosen(job.names):
             yield StageBegun(check.name)
             done = CheckDone(*run_check(check, subject, others))
-            others = tuple(replace(variant, named=variant.named or _names(done, variant)) for variant in others)
+            others = tuple(
+                replace(
+                    variant,
+                    named=variant.named
+                    or any(finding.message.startswith(f"With {variant.words}: ") for finding in done.findings),
+                )
+                for variant in others
+            )
             yield done
-
-
-def _names(done: CheckDone, other: CallVariant) -> bool:
-    return any(finding.message.startswith(f"With {other.words}: ") for finding in done.findings)
 
 
 def chosen(names: tuple[str, ...]) -> list[Check]:

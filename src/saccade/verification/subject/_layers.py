@@ -45,7 +45,9 @@ def layer_subject(layer: nn.Module, promise: Promise | None = None) -> Subject |
         return None
     file = sys.modules.get(type(layer).__module__)
     taken = inspect.signature(layer.forward).parameters
-    config: Any = getattr(layer, "config", None) or _config_within(layer)
+    config: Any = getattr(layer, "config", None) or next(
+        (part.config for part in layer.modules() if hasattr(part, "config")), None
+    )
     if "hidden_states" not in taken or config is None:
         return None
     target: nn.Module = layer.eval()
@@ -87,11 +89,6 @@ def _of_transformer(module: nn.Transformer) -> Reading:
 
 def _called_with_padding(module: nn.Transformer, x: Tensor, context: Tensor, padding: Tensor | None = None) -> Tensor:
     return module(context, x, src_key_padding_mask=padding, memory_key_padding_mask=padding)
-
-
-def _config_within(layer: nn.Module) -> Any:
-    """That of the attention inside of a block."""
-    return next((module.config for module in layer.modules() if hasattr(module, "config")), None)
 
 
 def _rotary(file: Any, config: Any) -> nn.Module:

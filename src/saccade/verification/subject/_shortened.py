@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...support._numbers import joined
 from ._subject import copied
@@ -85,7 +85,9 @@ def _stacks(module: nn.Module) -> dict[str, nn.ModuleList]:
 
 def _kept(layers: nn.ModuleList, config: Any) -> list[int]:
     """The first layer of each kind, or the first two where all are alike."""
-    kinds = [(_kind(layer), _said(config, at, len(layers))) for at, layer in enumerate(layers)]
+    kinds = [
+        (_kind(layer), [str(value[at]) for _, value in _lists(config, len(layers))]) for at, layer in enumerate(layers)
+    ]
     first = [at for at, kind in enumerate(kinds) if kinds.index(kind) == at]
     return first if len(first) > 1 else [0, 1]
 
@@ -98,7 +100,7 @@ def _kind(layer: nn.Module) -> tuple[Any, ...]:
             type(part),
             _settings(part),
             tuple(parameter.shape for parameter in part.parameters(recurse=False)),
-            _hooks(part),
+            len(part._forward_hooks) + len(part._forward_pre_hooks),
         )
         for name, part in layer.named_modules()
     )
@@ -112,20 +114,11 @@ def _settings(part: nn.Module) -> tuple[Any, ...]:
     )
 
 
-def _hooks(part: nn.Module) -> int:
-    return len(part._forward_hooks) + len(part._forward_pre_hooks)
-
-
 def _renumber(layer: nn.Module, at: int, to: int) -> None:
     for part in layer.modules():
         for name in _NUMBERS:
             if vars(part).get(name) == at:
                 setattr(part, name, to)
-
-
-def _said(config: Any, at: int, count: int) -> tuple[str, ...]:
-    """What the configuration's lists, one item a layer, say of one layer."""
-    return tuple(str(value[at]) for _, value in _lists(config, count))
 
 
 def _lists(config: Any, count: int) -> list[tuple[str, Any]]:
@@ -167,12 +160,10 @@ def _without_tokens(module: nn.Module) -> Iterator[str]:
             part.out_features = _TOKENS
         for name, table in list(part._parameters.items()):
             if table is not None and table.shape[:1] == (vocabulary,):
-                part._parameters[name] = made.setdefault(id(table), _first_rows(table))
+                part._parameters[name] = made.setdefault(
+                    id(table), nn.Parameter(table[:_TOKENS].detach().clone(), table.requires_grad)
+                )
         config = getattr(part, "config", None)
         if getattr(config, "vocab_size", None) == vocabulary:
             config.vocab_size = _TOKENS  # type: ignore[union-attr]
     yield f"{_TOKENS:,} of {vocabulary:,} tokens"
-
-
-def _first_rows(table: Tensor) -> nn.Parameter:
-    return nn.Parameter(table[:_TOKENS].detach().clone(), table.requires_grad)

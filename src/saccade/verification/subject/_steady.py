@@ -30,6 +30,15 @@ def repeated(subject: Subject, inputs: NamedInputs, seed: int = 0, **masks: Any)
         return subject(inputs, **masks)
 
 
+def takes(subject: Subject, batch: int, length: int, seed: int = 0) -> bool:
+    """Whether a call with inputs of these sizes works."""
+    try:
+        steady(subject, subject.inputs(batch, length, seed=seed))
+    except TargetError:
+        return False
+    return True
+
+
 def exact(subject: Subject) -> Subject:
     """A copy in float64 with weights large enough to show what they do, or the nearest to it that the target takes."""
     for dtype in (torch.float64, torch.float32):

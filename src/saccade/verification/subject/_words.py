@@ -97,16 +97,12 @@ def _each_mask(masks: tuple[MaskReading, ...], axes: dict[str, str]) -> str:
 def _mask_shapes(masks: tuple[MaskReading, ...], name: str, axes: dict[str, str]) -> str:
     own = [mask for mask in masks if str(mask.argument) == name]
     shapes = " or ".join(f"({_shape(mask, axes)})" for mask in own)
-    return f"{shapes} {_meaning(own[0])}"
+    return f"{shapes} {'real positions of each item' if own[0].axes == 'B' else _MEANING[own[0].meaning]}"
 
 
 def _shape(mask: MaskReading, axes: dict[str, str]) -> str:
     words = ", ".join(axes[letter] for letter in mask.axes)
     return words.replace("batch, heads", "batch x heads") if mask.merged else words
-
-
-def _meaning(mask: MaskReading) -> str:
-    return "real positions of each item" if mask.axes == "B" else _MEANING[mask.meaning]
 
 
 def returned_in_words(reading: Reading) -> str:

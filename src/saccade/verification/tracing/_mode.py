@@ -202,7 +202,7 @@ class TraceMode(FunctionMode):
         shadow = self.of(source)
         if shadow is None:
             return
-        func = _unbound if call.name == "iter" else call.func
+        func = torch.unbind if call.name == "iter" else call.func
         made = moved(func, call.name, call.args or (source,), call.kwargs, shadow)
         for tensor, own in zip(tensors_in(call.result), made if isinstance(made, list) else [made], strict=True):
             self.know(tensor, own)
@@ -479,14 +479,6 @@ def _projected(laid: ProductLayout, left: TensorShadow | None, right: TensorShad
 def _stamped(own: Tensor | None, tensor: Tensor, index: Any, source: Tensor | None) -> Tensor | None:
     if own is None and source is None:
         return None
-    made = torch.full(tensor.shape, UNKNOWN) if own is None else own if _is_writable(own) else own.clone()
+    made = torch.full(tensor.shape, UNKNOWN) if own is None else own if 0 not in own.stride() else own.clone()
     made[index] = UNKNOWN if source is None else source
     return made
-
-
-def _is_writable(tensor: Tensor) -> bool:
-    return 0 not in tensor.stride()
-
-
-def _unbound(tensor: Tensor) -> Sequence[Tensor]:
-    return tensor.unbind(0)

@@ -61,7 +61,9 @@ class TokenOwners:
             shape = tensor.shape if inputs.vocabulary else tensor.shape[:-1]
             numbers = torch.arange(count, count + shape.numel()).reshape(shape)
             count += shape.numel()
-            self._shadows.append((tensor, TensorShadow(numbers if inputs.vocabulary else _widened(numbers, tensor))))
+            self._shadows.append(
+                (tensor, TensorShadow(numbers if inputs.vocabulary else numbers.unsqueeze(-1).expand(tensor.shape)))
+            )
             own = torch.meshgrid(*(torch.arange(size) for size in shape), indexing="ij")
             item.append(own[0].reshape(-1))
             head.append((own[1] if len(shape) == 3 else torch.zeros_like(own[0])).reshape(-1))
@@ -69,7 +71,7 @@ class TokenOwners:
             length.append(torch.full((shape.numel(),), shape[-1]))
             side.append(torch.full((shape.numel(),), len(side)))
         self.item, self.head, self.position, self.length, self.side = (
-            _with_nobody(numbers) for numbers in (item, head, position, length, side)
+            torch.cat([*numbers, torch.tensor([UNKNOWN])]) for numbers in (item, head, position, length, side)
         )
 
     def __iter__(self) -> Iterator[tuple[Tensor, TensorShadow]]:
@@ -301,12 +303,3 @@ def summed_axis(weights: Tensor) -> Axis:
         if torch.allclose(sums, torch.ones_like(sums), rtol=0, atol=1e-3):
             return name
     return "unknown"
-
-
-def _widened(numbers: Tensor, tensor: Tensor) -> Tensor:
-    return numbers.unsqueeze(-1).expand(tensor.shape)
-
-
-def _with_nobody(parts: Sequence[Tensor]) -> Tensor:
-    """Numbers by token, and -1 at the end, where the index -1 finds it."""
-    return torch.cat([*parts, torch.tensor([UNKNOWN])])

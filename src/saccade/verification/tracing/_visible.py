@@ -99,7 +99,9 @@ def masking_line(
     here = [step for step in steps if step.location is not None and step.given[-2:] == shape]
     made = [step for step in here if step.name in _MADE]
     # a product or sum of two tensors; with a number it is the scale
-    used = [step for name in _USED for step in here if step.name == name and _of_two(step)]
+    used = [
+        step for name in _USED for step in here if step.name == name and (step.name in _HIDING or len(step.taken) > 1)
+    ]
     used.sort(key=lambda step: not re.search(rf"\b{re.escape(argument)}\b", step.location.code))  # type: ignore[union-attr]
     compared = [step for step in here if step.name in _COMPARING][-1:]
     anywhere = [step for step in steps if step.name in _HIDING and step.location is not None]
@@ -120,10 +122,6 @@ def shaping_line(steps: Sequence[TraceStep], inputs: NamedInputs) -> Location | 
         if lines:
             return lines[-1]
     return None
-
-
-def _of_two(step: TraceStep) -> bool:
-    return step.name in _HIDING or len(step.taken) > 1
 
 
 def line_over_sequence(steps: Sequence[TraceStep], length: int) -> Location | None:

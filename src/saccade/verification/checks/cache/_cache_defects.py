@@ -50,7 +50,7 @@ def wrongly_kept(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], po
         return CacheDefect(_query(*query, position), POSITIONS, "order")
     for name, own, expected in (("key", step.key, whole.key), ("value", step.value, whole.value)):
         places = _rows(own, expected[:, :, : position + 1])
-        missing = [j for j in range(position + 1) if places[j] is None and _visible(whole, position, j)]
+        missing = [j for j in range(position + 1) if places[j] is None and whole.weights[:, :, position, j].any()]
         if missing:
             return _missing(name, own, expected, missing, position)
     return _pairs(step, whole, position)
@@ -66,10 +66,6 @@ def _of_step(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], positi
             decoder(piece)
         start += size
     raise AssertionError(position)
-
-
-def _visible(whole: TracedAttention, position: int, j: int) -> bool:
-    return bool((whole.weights[:, :, position, j] != 0).any())
 
 
 def _close(tensor: Tensor, other: Tensor) -> bool:

@@ -310,8 +310,7 @@ def _cast(probe: MaskArgumentProbe) -> list[Finding]:
     plain = plain and name not in _EITHER
     words = (
         f"A boolean `{name}` is cast to 0 and 1 and added to the scores: it counts {times:.3g} and hides nothing. 0 "
-        "and 1 are not an additive mask; if "
-        "the numbers should be added, pass --mask-meaning additive."
+        "and 1 are not an additive mask; if the numbers should be added, pass --mask-meaning additive."
     )
     boolean = replace(code_of(probe), mask=replace(mask, meaning="attend", dtype="bool"))
     steps = {"argument": name, "counts": rounded(times)}

@@ -16,7 +16,7 @@ from ....support._seeding import seeded
 from ...findings._finding import Finding, Inapplicable, Severity, TargetError, Unmeasured
 from ...subject._check import Check
 from ...subject._inputs import NamedInputs
-from ...subject._steady import exact, steady, tolerance
+from ...subject._steady import exact, steady, takes, tolerance
 from ...subject._subject import Subject
 from ...tracing._batch_mixing import batch_mixing_line
 from ...tracing._visible import attentions_of
@@ -226,15 +226,7 @@ def _length(subject: Subject) -> int:
         return reading.only_length
     channels = reading.width * (reading.heads or 1 if subject.form == "attention" else 1)
     unlike = [length for length in (5, 7, 11, 13) if channels % length]
-    return next((length for length in (*unlike, 17, 7, 5) if _accepts(subject, length)), 17)
-
-
-def _accepts(subject: Subject, length: int) -> bool:
-    try:
-        steady(subject, subject.inputs(1, length))
-    except TargetError:
-        return False
-    return True
+    return next((length for length in (*unlike, 17, 7, 5) if takes(subject, 1, length)), 17)
 
 
 CHECK = Check(

@@ -68,8 +68,7 @@ def _wrong_merge(wiring: AttentionWiring, stray: MisplacedRow) -> Finding:
         f"Row {stray.row} of {where} holds, in channels {spans(stray.elements)}, the attention of the query at "
         f"position {stray.query}: positions and heads are mixed where heads are merged.",
         "Each token gets the result of other tokens. It trains, as the mixing is the same every time, but far worse; "
-        "it "
-        "depends on the length and lets later tokens through in spite of a causal mask.",
+        "it depends on the length and lets later tokens through in spite of a causal mask.",
         _MERGE,
         {"row": stray.row, "query": stray.query, "channels": list(stray.elements)},
         _line(wiring, _last(_JOINS, _from_heads)),

@@ -61,10 +61,8 @@ class _CacheSearch:
     def found(self) -> CacheReading | None:
         if self._angles():
             return None
-        arguments = [
-            known for known in self.clues.arguments if known.role == "cache" and known.name not in self.clues.given
-        ]
-        flags = [known.name for known in self.clues.arguments if known.role == "use_cache"]
+        arguments = self.clues.of("cache", given=False)
+        flags = [flag.name for flag in self.clues.of("use_cache")]
         for flag in flags or (None,):
             for argument in arguments:
                 cache = self._passed(argument, flag) or self._made(argument, flag)
@@ -76,7 +74,7 @@ class _CacheSearch:
 
     def why_not(self) -> str:
         """In words, where something looks like a cache; "" where nothing does."""
-        names = [argument.name for argument in self.clues.arguments if argument.role in ("cache", "use_cache")]
+        names = [argument.name for argument in self.clues.of("cache", "use_cache")]
         if not names:
             return ""
         if self._angles():
@@ -92,7 +90,7 @@ class _CacheSearch:
 
     def numbered(self, cache: CacheReading) -> CacheReading:
         """With the argument that takes the numbers of all positions, where naming those from 0 on changes nothing."""
-        name = next((argument.name for argument in self.clues.arguments if argument.role == "positions"), None)
+        name = next((argument.name for argument in self.clues.of("positions")), None)
         if name is None or cache.position is not None or name in self.clues.given:
             return cache
         inputs = self.trials.inputs(self.reading)
@@ -113,10 +111,8 @@ class _CacheSearch:
 
     def _start(self) -> str | None:
         """The argument that takes the first position of a call."""
-        starts = (argument for argument in self.clues.arguments if argument.role == "start")
-        return next(
-            (parameter.name for parameter in starts if parameter.required or parameter.default is not None), None
-        )
+        starts = self.clues.of("start")
+        return next((start.name for start in starts if start.required or start.default is not None), None)
 
     # --- in what it returns
 

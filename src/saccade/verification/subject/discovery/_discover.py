@@ -148,10 +148,7 @@ def _check_taken(target: Any, given: Mapping[str, Any]) -> None:
 
 def _with_flag(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
     """The reading with the argument that makes it causal, where a call takes it."""
-    flag = next(
-        (argument.name for argument in clues.arguments if argument.role == "flag" and argument.name not in clues.given),
-        None,
-    )
+    flag = next((argument.name for argument in clues.of("flag", given=False)), None)
     if flag is None or is_pytorch(clues.target):
         return reading
     flagged = replace(reading, constants={**reading.constants, flag: True})
@@ -178,11 +175,7 @@ def _settled(trials: TargetTrials, clues: TargetClues) -> tuple[TargetClues, tup
     """
     if clues.hints.mask is not None:
         clues = _with_roles(clues, {clues.hints.mask: "mask"})
-    unknown = [
-        argument.name
-        for argument in clues.arguments
-        if not argument.role and argument.required and argument.name not in clues.given
-    ]
+    unknown = [argument.name for argument in clues.of("", given=False) if argument.required]
     if not unknown:
         return clues, ()
     ways = [(words, option, way) for words, option, way in _ways(clues, unknown) if _works(trials, way)]

@@ -40,9 +40,17 @@ class TargetClues:
     hints: Hints
     given: Mapping[str, Any]  # keywords of the user, for the constructor or the call
 
+    def of(self, *roles: str, given: bool | None = None) -> list[TargetArgument]:
+        """The arguments of these roles; with `given` only those that the user gives (True) or does not (False)."""
+        return [
+            argument
+            for argument in self.arguments
+            if argument.role in roles and given in (None, argument.name in self.given)
+        ]
+
     def names(self, *roles: str) -> tuple[str, ...]:
         """The arguments of these roles, in this order; empty where one is missing or goes by place."""
-        of_roles = [next((argument for argument in self.arguments if argument.role == role), None) for role in roles]
+        of_roles = [next(iter(self.of(role)), None) for role in roles]
         if any(argument.is_open for argument in self.arguments) and of_roles == list(self.arguments[: len(of_roles)]):
             return ()  # what stands in *args comes by place, and so does all before it
         return (
@@ -52,10 +60,10 @@ class TargetClues:
         )
 
     def has(self, *roles: str) -> bool:
-        return all(any(argument.role == role for argument in self.arguments) for role in roles)
+        return all(map(self.of, roles))
 
     def needs(self, role: str) -> bool:
-        return any(argument.role == role and argument.required for argument in self.arguments)
+        return any(argument.required for argument in self.of(role))
 
     @property
     def is_module(self) -> bool:
@@ -175,11 +183,7 @@ def _packed(trials: TargetTrials, clues: TargetClues, name: str, count: int) -> 
 def _with_required_masks(trials: TargetTrials, clues: TargetClues) -> Reading | None:
     """A reading that gives masks which hide nothing, for a target that must be given one; the most probable sizes
     only."""
-    names = [
-        argument.name
-        for argument in clues.arguments
-        if argument.role == "mask" and argument.required and argument.name not in clues.given
-    ]
+    names = [argument.name for argument in clues.of("mask", given=False) if argument.required]
     for form in _forms(clues) if names else ():
         for reading in _likely(clues, form):
             for axes, meaning in product(_MASK_SHAPES, _MEANINGS):
@@ -263,16 +267,8 @@ def _values(clues: TargetClues, form: Form) -> int | None:
 def _heads(clues: TargetClues) -> int | None:
     """The user's, the module's, or the default of an argument."""
     own = _sizes.heads(clues.target) if clues.is_module else None
-    defaults = [
-        argument.default
-        for argument in clues.arguments
-        if argument.role == "heads" and isinstance(argument.default, int)
-    ]
-    given = [
-        clues.given[argument.name]
-        for argument in clues.arguments
-        if argument.role == "heads" and argument.name in clues.given
-    ]
+    defaults = [argument.default for argument in clues.of("heads") if isinstance(argument.default, int)]
+    given = [clues.given[argument.name] for argument in clues.of("heads", given=True)]
     needed = [4] if clues.needs("heads") else []
     return clues.hints.num_heads or own or next(iter([*given, *defaults, *needed]), None)
 
@@ -376,12 +372,8 @@ def _with_groups(trials: TargetTrials, clues: TargetClues, reading: Reading) -> 
     if heads % kv_heads or heads == kv_heads:
         return reading
     few = replace(reading, heads=heads, kv_heads=kv_heads)
-    flags = {argument.name: True for argument in clues.arguments if argument.role == "gqa"}
-    groups = {
-        argument.name: heads // kv_heads
-        for argument in clues.arguments
-        if argument.role == "groups" and argument.required
-    }
+    flags = {argument.name: True for argument in clues.of("gqa")}
+    groups = {argument.name: heads // kv_heads for argument in clues.of("groups") if argument.required}
     with_flags = replace(clues, given={**clues.given, **flags, **groups})
     return _working(trials, with_flags, few) or reading
 
@@ -509,8 +501,7 @@ def _nothing_works(trials: TargetTrials, clues: TargetClues) -> Exception:
     if only is not None:
         return Undecided(
             f"it takes inputs of {only} positions and of no other number, while every check compares lengths: it "
-            "cannot be tested "
-            "as it is",
+            "cannot be tested as it is",
             [
                 (f"a function of yours that calls it with {only} and gives the first ones", "--adapter FILE.py:NAME"),
                 ("a size of its constructor that is another number", "--arg NAME=VALUE"),

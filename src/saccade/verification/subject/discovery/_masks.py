@@ -33,11 +33,7 @@ _HIDDEN = 1e-6  # of the movement that a key makes which is not hidden: rounding
 def with_masks(trials: TargetTrials, clues: TargetClues, promise: Promise, reading: Reading) -> Reading:
     """The reading with its mask arguments."""
     required = {mask.argument for mask in reading.masks}
-    chosen = [
-        argument
-        for argument in clues.arguments
-        if argument.role in ("mask", "lengths") and argument.name not in clues.given
-    ]
+    chosen = clues.of("mask", "lengths", given=False)
     if clues.hints.mask is not None:
         chosen = [argument for argument in clues.arguments if argument.name == clues.hints.mask] or chosen
     for argument in sorted(chosen, key=_of_a_side):
@@ -55,9 +51,7 @@ def with_masks(trials: TargetTrials, clues: TargetClues, promise: Promise, readi
 
 def with_own_masks(trials: TargetTrials, clues: TargetClues, promise: Promise, reading: Reading) -> Reading:
     """Form "cross": the reading with the masks of the queries' own sequence, found while the context stays the same."""
-    own = [
-        argument for argument in clues.arguments if argument.role == "mask" and re.search(_OWN, argument.name.lower())
-    ]
+    own = [argument for argument in clues.of("mask") if re.search(_OWN, argument.name.lower())]
     if reading.form != "cross" or not own or "B" not in reading.layout:
         return reading
     others = [argument for argument in clues.arguments if argument.role not in ("mask", "lengths")]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ...findings._finding import Location, TargetError
 from .._reading import Reading
 from .._source import line_with
-from .._steady import steady
+from .._steady import takes
 from .._subject import Subject
 from . import _sizes
 from ._trials import TargetTrials, TrialSizes
@@ -75,11 +75,7 @@ def _widens(subject: Subject, longest: int) -> bool:
     if subject.form != "attention":
         return False
     wider = replace(subject, reading=replace(subject.reading, width=subject.reading.width + _OTHER))
-    try:
-        steady(wider, wider.inputs(2, longest + 1))
-    except TargetError:
-        return False
-    return True
+    return takes(wider, 2, longest + 1)
 
 
 def head_width(trials: TargetTrials, reading: Reading) -> int | None:
