@@ -73,7 +73,7 @@ def _alarms(index: int) -> set[str]:
     right = rights()[index]
     report = harness.run_right(right) if isinstance(right, Style) else _verified(right)
     assert not harness.broken_off(report), harness.broken_off(report)
-    return {one.family for one in report.errors}
+    return {finding.family for finding in report.errors}
 
 
 def rights() -> list[Style | test_right.Right]:

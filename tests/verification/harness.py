@@ -79,7 +79,7 @@ def run_right(style: Style, compiled: bool = False) -> Report:
 
 def broken_off(report: Report) -> tuple[Finding, ...]:
     """Findings that say that a check broke off: a defect of Saccade's, whatever the target is."""
-    return tuple(one for one in report.findings if "broke off" in one.message)
+    return tuple(finding for finding in report.findings if "broke off" in finding.message)
 
 
 def judge(fault: Fault, report: Report) -> Verdict:
@@ -90,11 +90,13 @@ def judge(fault: Fault, report: Report) -> Verdict:
     """
     assert not broken_off(report), broken_off(report)
     severities = ("error",) if fault.severity == "error" else ("error", "warning", "note")
-    fitting = [one for one in report.findings if one.family in fault.families and one.severity in severities]
-    fitting.sort(key=lambda one: fault.families.index(one.family))
-    others = tuple(one.family for one in report.errors if not fitting or one is not fitting[0])
+    fitting = [
+        finding for finding in report.findings if finding.family in fault.families and finding.severity in severities
+    ]
+    fitting.sort(key=lambda finding: fault.families.index(finding.family))
+    others = tuple(finding.family for finding in report.errors if not fitting or finding is not fitting[0])
     blamed = fault.to_blame()
-    line = any(one.location is not None and one.location.code.strip() in blamed for one in fitting)
+    line = any(finding.location is not None and finding.location.code.strip() in blamed for finding in fitting)
     return Verdict(bool(fitting), fitting[0].family if fitting else "", others, line if blamed else None)
 
 
@@ -212,7 +214,7 @@ def _right(options: argparse.Namespace) -> int:
         name = f"{style.file} {style.target}"
         print(
             f"{' ' if clean else '!'} {name:60.60} {time.perf_counter() - start:5.1f}s  "
-            f"{' '.join(one.family for one in report.errors)}",
+            f"{' '.join(finding.family for finding in report.errors)}",
             flush=True,
         )
         if options.full or not clean:
@@ -225,9 +227,9 @@ def _findings(report: Report, fault: Fault | None = None) -> None:
     if fault is not None:
         print(f"      wrong: {fault.wrong}\n      lines: {fault.to_blame()}")
     print(f"      called: {report.called}")
-    for one in report.findings:
-        print(f"      {one.severity} {one.family}: {one.message}")
-        for words in ("effect: " + one.effect, "fix: " + one.fix, _where(one)):
+    for finding in report.findings:
+        print(f"      {finding.severity} {finding.family}: {finding.message}")
+        for words in ("effect: " + finding.effect, "fix: " + finding.fix, _where(finding)):
             print(f"        {words}")
 
 

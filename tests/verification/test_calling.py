@@ -41,4 +41,4 @@ def test_what_gives_its_query_is_verified_to_the_end():
     subject = discover(gives_query, Hints(), Promise())
     assert subject.reading.value_width is None
     report = saccade.verify(gives_query, isolated=False, checks=["scale", "softmax", "causal-leak", "mixing"])
-    assert not any("broke off" in one.message for one in report.findings), str(report)
+    assert not any("broke off" in finding.message for finding in report.findings), str(report)

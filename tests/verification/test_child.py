@@ -58,7 +58,7 @@ def report_of(target, how=READING, causal=False, limits=PATIENT, **options):
 
 
 def only(report):
-    assert [one.family for one in report.errors] == ["robustness"], str(report)
+    assert [finding.family for finding in report.errors] == ["robustness"], str(report)
     return report.errors[0]
 
 
@@ -94,7 +94,7 @@ def test_what_ends_a_program_is_a_finding_and_the_others_go_on(target, words, li
     found = only(report)
     assert words in found.message
     assert found.effect and found.fix
-    assert [(one.name, one.status) for one in report.outcomes] == [
+    assert [(outcome.name, outcome.status) for outcome in report.outcomes] == [
         ("first", "passed"),
         ("second", "failed"),
         ("third", "passed"),
@@ -108,7 +108,7 @@ def test_what_ends_a_program_is_a_finding_and_the_others_go_on(target, words, li
 
 def test_endless_recursion_is_an_error_of_the_call():
     report = report_of(misbehaving.recurses)
-    assert [one.family for one in report.errors] == ["padding"]
+    assert [finding.family for finding in report.errors] == ["padding"]
     assert "RecursionError" in report.errors[0].message
     assert report.errors[0].location.function == "recurses"
 
@@ -116,16 +116,16 @@ def test_endless_recursion_is_an_error_of_the_call():
 @pytest.mark.parametrize("isolated", [True, False])
 def test_any_class_of_error_is_an_error_of_the_call(isolated):
     report = report_of(misbehaving.raises_the_unspeakable, isolated=isolated)
-    assert [one.family for one in report.errors] == ["padding"]
+    assert [finding.family for finding in report.errors] == ["padding"]
     assert "raised Unspeakable: (its message raises an error itself)" in report.errors[0].message
-    assert [one.status for one in report.outcomes] == ["passed", "failed", "passed"]
+    assert [outcome.status for outcome in report.outcomes] == ["passed", "failed", "passed"]
 
 
 @pytest.mark.slow
 @on_linux
 def test_a_copy_that_the_target_makes_of_its_process_has_no_say(tmp_path):
     report = report_of(misbehaving.Forks(str(tmp_path / "calls")))
-    assert [one.name for one in report.outcomes] == ["first", "second", "third"]
+    assert [outcome.name for outcome in report.outcomes] == ["first", "second", "third"]
     callers = (tmp_path / "calls").read_text().split()
     assert len(callers) > 5 and len(set(callers)) == 1  # no copy calls again, and copies itself
 
@@ -147,8 +147,8 @@ def test_after_three_hangs_the_rest_is_left_out(monkeypatch):
     names = ("scale", "softmax", "padding", "order", "cache")
     monkeypatch.setattr("saccade.verification.checks.CHECKS", [Check(n, n, "", "", "", call) for n in names])
     report = report_of(misbehaving.sleeps, limits=Limits(seconds=1.0))
-    assert [one.status for one in report.outcomes] == ["failed", "n/a", "n/a", "n/a", "n/a"]
-    assert [one.reason for one in report.outcomes[3:]] == ["not run: 3 checks ran out of time before"] * 2
+    assert [outcome.status for outcome in report.outcomes] == ["failed", "n/a", "n/a", "n/a", "n/a"]
+    assert [outcome.reason for outcome in report.outcomes[3:]] == ["not run: 3 checks ran out of time before"] * 2
     assert "scale" in report.outcomes[1].reason  # the same hang at the same line is told once
     only(report)
 
@@ -249,7 +249,7 @@ def test_this_process_is_as_it_was():
     before = state()
     report = report_of(misbehaving.dirties)
     assert state() == before
-    assert [one.status for one in report.outcomes] == ["passed", "n/a", "passed"]
+    assert [outcome.status for outcome in report.outcomes] == ["passed", "n/a", "passed"]
 
 
 # How a target reaches the child
@@ -301,7 +301,7 @@ def test_without_fork_the_target_is_pickled(monkeypatch):
     monkeypatch.setattr("saccade.verification.checks.CHECKS", (Check("scale", "scale", "", "", "", rest),))
     report = report_of(torch.nn.functional.scaled_dot_product_attention)
     assert report.called.startswith("scaled_dot_product_attention(query, key, value)")
-    assert [one.name for one in report.outcomes] == ["scale"]
+    assert [outcome.name for outcome in report.outcomes] == ["scale"]
 
 
 def test_what_cannot_be_pickled_is_refused_with_two_ways_out(monkeypatch):

@@ -20,7 +20,7 @@ from saccade.verification.subject.discovery._discover import discover
 
 def expected(query, key, value, pairs=None):
     """Attention of (B, H, L, D) with kv heads repeated, in float64."""
-    key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
+    key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
     scores = torch.einsum("bhqd,bhkd->bhqk", query.double(), key.double()) / math.sqrt(query.shape[-1])
     if pairs is not None:
         scores = scores.masked_fill(~pairs, -math.inf)

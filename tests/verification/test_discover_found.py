@@ -53,11 +53,11 @@ class LlamaAttention(nn.Module):
         batch, length, _ = x.shape
         q, k, v = (one(x).unflatten(-1, (H, -1)) for one in (self.wq, self.wk, self.wv))
         q, k = rotated(q, freqs_cis), rotated(k, freqs_cis)
-        kept = [one.detach().clone() for one in (self.cache_k, self.cache_v)]
+        kept = [tensor.detach().clone() for tensor in (self.cache_k, self.cache_v)]
         for whole, new in zip(kept, (k, v), strict=True):
             whole[:batch, start_pos : start_pos + length] = new.detach()
         self.cache_k, self.cache_v = kept
-        past = [one[:batch, :start_pos] for one in kept]
+        past = [value[:batch, :start_pos] for value in kept]
         k, v = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
         scores = q.transpose(1, 2) @ k.permute(0, 2, 3, 1) / math.sqrt(self.head_dim)
         scores = scores if mask is None else scores + mask
@@ -129,7 +129,7 @@ def test_a_start_that_is_ignored_is_found() -> None:
             return super().forward(tokens, 0)
 
     report = verify(Ignoring(), isolated=False, checks=["model"])
-    assert [one.family for one in report.errors] == ["model"], f"\n{report}"
+    assert [finding.family for finding in report.errors] == ["model"], f"\n{report}"
 
 
 def test_tokens_that_are_documented_as_length_first() -> None:
@@ -166,10 +166,10 @@ class Window(nn.Module):
 def test_one_length_alone_is_measured_at_that_length() -> None:
     names = ["scale", "softmax", "mixing", "order", "precision", "dropout", "dtype and device"]
     report = verify(Window(), isolated=False, checks=names)
-    measured = {one.name for one in report.outcomes if one.status == "passed"}
+    measured = {outcome.name for outcome in report.outcomes if outcome.status == "passed"}
     assert report.ok and not report.findings, f"\n{report}"
     assert measured == set(names) - {"order", "dropout"}, f"\n{report}"
-    unmeasured = {one.name: one.reason for one in report.outcomes if not one.measured}
+    unmeasured = {outcome.name: outcome.reason for outcome in report.outcomes if not outcome.measured}
     assert "9 positions and no other" in unmeasured["order"], f"\n{report}"
 
 
@@ -179,7 +179,7 @@ def test_one_length_alone_is_measured_at_that_length() -> None:
 )
 def test_faults_of_one_length_alone_are_named(options: dict[str, Any], check: str) -> None:
     report = verify(Window(**options), isolated=False, checks=["scale", "softmax", "causal-leak", "mixing"])
-    assert {one.check for one in report.errors} == {check}, f"\n{report}"
+    assert {error.check for error in report.errors} == {check}, f"\n{report}"
 
 
 def test_one_length_that_is_the_width_of_a_head_may_be_an_axis_that_is_mistaken() -> None:
@@ -192,7 +192,7 @@ def test_one_length_that_is_the_width_of_a_head_may_be_an_axis_that_is_mistaken(
         return target(F.pad(x, (0, 0, 0, 33 - length)))[:, :length]
 
     report = verify(Window(33), how=padded, embed_dim=E, isolated=False, checks=["scale"])
-    assert report.ok and any(one.status == "passed" for one in report.outcomes), f"\n{report}"
+    assert report.ok and any(outcome.status == "passed" for outcome in report.outcomes), f"\n{report}"
 
 
 class ClassAttention(nn.Module):

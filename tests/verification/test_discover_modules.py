@@ -195,7 +195,8 @@ def test_modules_are_called_as_by_hand(make, form, layout, width):
     assert (reading.form, reading.layout, reading.width) == (form, layout, width)
     inputs = subject.inputs(1 if "B" not in layout else 3, 5)
     native = [
-        one.transpose(0, 1) if layout == "LBD" else one[0] if layout == "LD" else one for one in inputs.tensors.values()
+        tensor.transpose(0, 1) if layout == "LBD" else tensor[0] if layout == "LD" else tensor
+        for tensor in inputs.tensors.values()
     ]
     if form == "cross" and isinstance(module, nn.Transformer):
         native.reverse()  # forward(src, tgt): tgt attends to src

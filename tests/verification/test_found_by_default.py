@@ -213,12 +213,16 @@ class SquareOfSomethingElse(OfAnySide):
 
 @pytest.mark.slow
 def test_a_square_that_is_no_mask_is_not_blamed():
-    (found,) = [one for one in report(SquareOfSomethingElse(), robustness.CHECK).findings if "at most" in one.message]
+    (found,) = [
+        finding
+        for finding in report(SquareOfSomethingElse(), robustness.CHECK).findings
+        if "at most" in finding.message
+    ]
     assert found.severity != "error" and "that may be chance" in found.message
 
 
 def test_a_limit_of_which_nothing_is_known_is_told_with_care():
-    (found,) = [one for one in report(OfAnySide(), robustness.CHECK).findings if "at most" in one.message]
+    (found,) = [finding for finding in report(OfAnySide(), robustness.CHECK).findings if "at most" in finding.message]
     assert found.severity != "error" and "8 is its head_size, too: that may be chance" in found.message
 
 
@@ -349,7 +353,7 @@ def test_a_scale_of_0_that_is_not_kept_has_no_factor():
 @pytest.mark.slow
 def test_a_cast_to_a_dtype_is_a_warning_and_numbers_that_are_meant_are_none():
     assert "is cast to 0 and 1" in str(
-        [one for one in report(cast_to, "mask-meaning").findings if one.severity == "warning"]
+        [finding for finding in report(cast_to, "mask-meaning").findings if finding.severity == "warning"]
     )
     for right in (cast_and_documented, cast_where_boolean):
         assert "is cast to 0 and 1" not in str(report(right, "mask-meaning"))

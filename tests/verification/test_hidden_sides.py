@@ -232,7 +232,7 @@ class WithoutGradient(nn.Module):
 
 def test_mixing_is_judged_where_a_projection_has_no_gradient() -> None:
     report = verified(WithoutGradient(), "mixing")
-    assert report.ok and not any("broke off" in one.message for one in report.findings)
+    assert report.ok and not any("broke off" in finding.message for finding in report.findings)
 
 
 def test_guessed_arguments_are_named() -> None:

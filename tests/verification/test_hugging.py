@@ -60,7 +60,7 @@ def test_a_folder_of_safetensors_gives_the_model_that_was_saved(tmp_path, model)
 
 def test_a_half_precision_checkpoint_is_tested_in_float32(tmp_path, model):
     model.half().save_pretrained(tmp_path)
-    assert {one.dtype for one in load(str(tmp_path)).model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in load(str(tmp_path)).model.parameters()} == {torch.float32}
 
 
 def test_a_configuration_alone_gives_random_weights_and_says_so(tmp_path, model):

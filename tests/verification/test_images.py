@@ -58,7 +58,7 @@ def test_the_adapter_that_is_named_works():
     exec(adapter_in(raised.value.message), space)
     report = saccade.verify(module(), how=space["call"], isolated=False, checks=["scale", "softmax"])
     assert "x (batch, length, 24)" in report.called
-    assert [one.family for one in report.errors] == ["scale"]
+    assert [finding.family for finding in report.errors] == ["scale"]
 
 
 @pytest.mark.slow

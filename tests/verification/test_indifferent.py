@@ -168,7 +168,9 @@ def test_what_an_inverted_mask_hides_in_every_call_is_one_error(fill, follow):
     report = saccade.verify(Inverted(fill=fill).eval(), isolated=False, checks=names)
     (error,) = report.errors
     assert "The polarity is inverted" in error.message and "masked_fill(~mask[" in error.location.code
-    followed = [one for one in report.findings if one.message.endswith("Probably follows from mask-meaning.")]
+    followed = [
+        finding for finding in report.findings if finding.message.endswith("Probably follows from mask-meaning.")
+    ]
     assert {one.check for one in followed} == follow and len(report.findings) == 1 + len(follow)
 
 
@@ -183,7 +185,7 @@ def test_unused_projections_follow_from_weights_that_ignore_them():
             return self.out(self.mix(q @ k.mT) @ v)
 
     report = saccade.verify(Fused(), isolated=False, checks=["scale", "mixing", "gradients"])
-    assert [one.family for one in report.errors] == ["scale"], str(report)
+    assert [finding.family for finding in report.errors] == ["scale"], str(report)
 
 
 def test_queries_that_begin_at_zero_and_a_key_of_zeros_ignore_nothing():

@@ -59,7 +59,9 @@ def test_the_first_layer_of_each_kind_stays_and_the_first_tokens():
     tensors |= {
         name: own[name.replace("layers.1.", "layers.2.")] for name in by_hand.state_dict() if ".layers." in name
     }
-    by_hand.load_state_dict({name: one[:19] if one.shape[0] == 97 else one for name, one in tensors.items()})
+    by_hand.load_state_dict(
+        {name: tensor[:19] if tensor.shape[0] == 97 else tensor for name, tensor in tensors.items()}
+    )
     assert "2 of 5 model.layers (0, 2) and 19 of 97 tokens" in words
     assert torch.equal(logits(short), logits(by_hand))
     assert [layer.self_attn.layer_idx for layer in short.model.layers] == [0, 1]
@@ -135,7 +137,7 @@ def test_our_limit_is_not_the_fault_of_a_large_model(floats, asked, blamed):
     subject = Subject(Hungry(floats, asked), Reading("self", "BLD", 11, 1))
     check = Check("scale", "scale", "", "", "", lambda one: iter((one(one.inputs()),)))
     outcome, findings = run_check(check, subject)
-    assert [one.severity for one in findings] == (["error"] if blamed else [])
+    assert [finding.severity for finding in findings] == (["error"] if blamed else [])
     assert outcome.status == ("failed" if blamed else "n/a")
     assert blamed or "not measured" in outcome.reason
 

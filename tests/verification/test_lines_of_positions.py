@@ -96,12 +96,12 @@ def test_a_helper_is_left_for_the_module_that_asks_it() -> None:
     ],
 )
 def test_the_line_that_loses_positions_is_blamed(place: Callable[[Places, Tensor], Tensor], code: str) -> None:
-    (error,) = [one for one in order.CHECK.run(subject_of(place, True)) if one.severity == "error"]
+    (error,) = [finding for finding in order.CHECK.run(subject_of(place, True)) if finding.severity == "error"]
     assert error.location is not None and error.location.code == code
 
 
 def test_the_line_that_brings_positions_in_is_blamed() -> None:
-    (error,) = [one for one in order.CHECK.run(subject_of(of_table, False)) if one.severity == "error"]
+    (error,) = [finding for finding in order.CHECK.run(subject_of(of_table, False)) if finding.severity == "error"]
     assert error.location is not None and error.location.code == "return x + module.table(at)"
 
 
@@ -109,7 +109,7 @@ def test_what_is_turned_along_the_sequence_is_blamed_where_there_are_no_position
     def turned(module: Places, x: Tensor) -> Tensor:
         return x + 0.5 * x.flip(1)
 
-    (error,) = [one for one in order.CHECK.run(subject_of(turned, False)) if one.severity == "error"]
+    (error,) = [finding for finding in order.CHECK.run(subject_of(turned, False)) if finding.severity == "error"]
     assert error.location is not None and "x.flip(1)" in error.location.code
 
 
@@ -122,7 +122,7 @@ class ThrowsAway(Places):
 
 def test_what_is_computed_and_thrown_away_is_blamed() -> None:
     subject = Subject(ThrowsAway(lambda _, x: x), READING, Promise(positions=True))
-    (error,) = [one for one in order.CHECK.run(subject) if one.severity == "error"]
+    (error,) = [finding for finding in order.CHECK.run(subject) if finding.severity == "error"]
     assert error.location is not None and error.location.code == "self.table(torch.arange(x.shape[1]))"
 
 

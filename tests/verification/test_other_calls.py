@@ -64,7 +64,7 @@ def verified(target: object, *checks: str | Check, promise: Promise | None = Non
 
 
 def errors(report: Report) -> list[tuple[str, str]]:
-    return [(one.family, one.message) for one in report.errors]
+    return [(finding.family, finding.message) for finding in report.errors]
 
 
 @pytest.mark.slow
@@ -102,14 +102,16 @@ def test_a_flag_that_ends_the_program_is_no_call_that_is_compared() -> None:
 def test_a_flag_that_switches_something_off_warns_and_is_no_error() -> None:
     report = verified(Scaled(), "scale")
     assert report.ok
-    assert [one.message[:21] for one in report.findings if one.severity == "warning"] == ["With use_scale=False:"]
+    assert [finding.message[:21] for finding in report.findings if finding.severity == "warning"] == [
+        "With use_scale=False:"
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fill", "warned"), [(-1e4, True), (-1e9, False), (-torch.inf, False)])
 def test_a_fill_that_logits_reach_warns_with_the_logit_at_which_it_leaks(fill: float, warned: bool) -> None:
     report = verified(Attention(fill=fill), "causal-leak")
-    said = [one for one in report.findings if one.severity == "warning"]
+    said = [finding for finding in report.findings if finding.severity == "warning"]
     assert report.ok and bool(said) == warned
     if warned:
         assert "below -9913 gives weight to hidden keys" in said[0].message
@@ -133,13 +135,13 @@ def masked(fill: float) -> Callable[..., Tensor]:
 def test_a_row_that_sees_nothing_and_averages_all_keys_is_noted(fill: float, notes: int) -> None:
     report = verified(masked(fill), "mask-meaning")
     assert report.ok
-    assert len([one for one in report.findings if "averages all keys" in one.message]) == notes
+    assert len([finding for finding in report.findings if "averages all keys" in finding.message]) == notes
 
 
 @pytest.mark.slow
 def test_padding_that_averages_all_keys_is_noted() -> None:
     report = verified(Attention(fill=-1e20), "padding")
-    assert any("all padding averages all keys" in one.message for one in report.findings)
+    assert any("all padding averages all keys" in finding.message for finding in report.findings)
 
 
 def grouped(query: Tensor, key: Tensor, value: Tensor, summed: bool) -> Tensor:
@@ -273,7 +275,7 @@ def test_a_whole_model_is_compared_where_its_flags_could_matter(fault: str, call
 def test_a_mask_and_a_flag_together_and_masks_of_both_types_are_calls() -> None:
     torch.manual_seed(0)
     subject = token_subject(Words("both"))
-    words = {" and ".join(one.words for one in calls) for calls in _calls(subject, True)}
+    words = {" and ".join(call.words for call in calls) for calls in _calls(subject, True)}
     mask = "an `attention_mask` that hides nothing"
     assert {
         mask,

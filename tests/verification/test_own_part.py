@@ -93,7 +93,7 @@ def test_a_module_without_such_masks_has_no_own_part():
 def test_right_ones_are_clean(target):
     report = saccade.verify(target, isolated=False, checks=["mask-meaning", "padding"])
     assert report.errors == ()
-    assert {one.status for one in report.outcomes} == {"passed"}
+    assert {outcome.status for outcome in report.outcomes} == {"passed"}
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_right_ones_are_clean(target):
 )
 def test_wrong_ones_are_named(target, family, words):
     report = saccade.verify(target, isolated=False, checks=["mask-meaning", "padding"])
-    named = [one for one in report.errors if one.family == family]
-    assert [words in one.message or words == one.evidence.get("argument") for one in named] == [True]
+    named = [finding for finding in report.errors if finding.family == family]
+    assert [words in finding.message or words == finding.evidence.get("argument") for finding in named] == [True]
     assert len(report.errors) <= 2
     assert "memory" not in str(report.errors)

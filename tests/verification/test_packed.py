@@ -85,7 +85,7 @@ def test_a_packing_is_found_by_what_it_computes(target, layout, axis):
     tensors = list(inputs.tensors.values())
     if subject.form == "qkv":
         heads = subject.reading.heads
-        tensors = [one.unflatten(-1, (heads, -1)).transpose(1, 2) for one in tensors]
+        tensors = [tensor.unflatten(-1, (heads, -1)).transpose(1, 2) for tensor in tensors]
         expected = attention(*tensors).transpose(1, 2).flatten(2)
     else:
         expected = attention(*tensors)
@@ -99,7 +99,7 @@ def test_masks_come_beside_it():
 
 def test_a_fault_in_it_is_named():
     report = saccade.verify(without_scale, isolated=False, checks=["scale"])
-    assert [one.family for one in report.errors] == ["scale"]
+    assert [finding.family for finding in report.errors] == ["scale"]
     assert saccade.verify(flash, isolated=False, checks=["scale"]).ok
 
 

@@ -100,7 +100,7 @@ def opened(folder, model, config, **settings):
 )
 def test_no_error_and_no_warning(tmp_path, model, config, settings):
     report = saccade.verify(opened(tmp_path, model, config, **settings))
-    assert [one for one in report.findings if one.severity != "note"] == []
+    assert [finding for finding in report.findings if finding.severity != "note"] == []
     assert report.ok, str(report)
 
 
@@ -120,7 +120,7 @@ def t5(tmp_path):
 def test_the_encoder_of_a_fixed_source_is_no_attention_of_the_tokens(t5):
     subject = token_subject(t5)
     seen = measured(subject, subject.inputs(2, 7))
-    assert [tuple(one.weights.shape[-2:]) for one in seen] == [(7, 7), (7, 6)] * 2
+    assert [tuple(attention.weights.shape[-2:]) for attention in seen] == [(7, 7), (7, 6)] * 2
 
 
 @pytest.mark.slow

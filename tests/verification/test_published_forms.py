@@ -26,7 +26,7 @@ SIZES = {
 
 def checked(model, *checks):
     torch.manual_seed(5)
-    return [one.message for one in verify(model.eval(), isolated=False, checks=list(checks)).errors]
+    return [finding.message for finding in verify(model.eval(), isolated=False, checks=list(checks)).errors]
 
 
 def gemma2():

@@ -390,7 +390,7 @@ def test_a_phone_shows_the_whole_width():
     wide, narrow = css.split("@media (max-width: 34rem) {")
     assert not re.search(r"(?<!-)width: max-content", css)
     kept = re.findall(r"([^{}]*)\{[^{}]*white-space: nowrap", wide)
-    assert [one.strip() for one in kept] == [
+    assert [value.strip() for value in kept] == [
         ".saccade-verify tbody th, .saccade-verify thead th",
         ".saccade-verify td.result",
     ]
@@ -415,7 +415,7 @@ def test_each_promise_fits_its_row_of_the_table():
     from saccade.verification.checks import CHECKS
 
     room = 100 - len("causal-blindness  warning  ")
-    assert [one.name for one in CHECKS if len(one.promise.rstrip(".")) > room] == []
+    assert [subject.name for subject in CHECKS if len(subject.promise.rstrip(".")) > room] == []
 
 
 @pytest.mark.parametrize(

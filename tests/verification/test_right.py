@@ -250,7 +250,7 @@ def checked(target: Any, **options: Any) -> Report:
     report = verify(target, isolated=False, **options)
     assert report.ok, f"\n{report}"
     assert not harness.broken_off(report)
-    assert any(one.status == "passed" for one in report.outcomes)
+    assert any(outcome.status == "passed" for outcome in report.outcomes)
     return report
 
 
@@ -304,7 +304,7 @@ def test_attention_with_any_mask_of_ours(name):
 
     report = verify(saccade.attention, isolated=False, how=adapter, promise=PROMISED.get(name))
     assert not harness.broken_off(report)
-    assert {one.family for one in report.errors} == NEITHER.get(name, set()), f"\n{report}"
+    assert {finding.family for finding in report.errors} == NEITHER.get(name, set()), f"\n{report}"
 
 
 def test_there_are_enough_of_them():

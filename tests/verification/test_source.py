@@ -92,8 +92,8 @@ def assert_at(found: Location | None, code: str) -> None:
 
 
 def test_the_classes_of_a_module_and_of_its_parts():
-    assert [one.name for one in sources(Whole())] == ["Whole", "Attention", "Base"]
-    assert [one.name for one in sources(Attention)] == ["Attention", "Base"]
+    assert [source.name for source in sources(Whole())] == ["Whole", "Attention", "Base"]
+    assert [source.name for source in sources(Attention)] == ["Attention", "Base"]
     assert sources(nn.Linear(3, 5)) == () and sources(F.softmax) == () and sources(torch.matmul) == ()
 
 

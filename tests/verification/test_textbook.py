@@ -72,7 +72,7 @@ def verified(source: str):
 @pytest.mark.slow
 def test_the_textbook_module_is_right():
     report = verified(MODULE.read_text(encoding="utf-8"))
-    assert not [one for one in report.findings if one.severity in ("error", "warning")], str(report)
+    assert not [finding for finding in report.findings if finding.severity in ("error", "warning")], str(report)
 
 
 @pytest.mark.parametrize(

@@ -537,7 +537,7 @@ def test_saccades_own_attention_tells_itself():
 
 
 def shared_keys(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    key, value = (one.repeat_interleave(2, 1) for one in (key, value))
+    key, value = (tensor.repeat_interleave(2, 1) for tensor in (key, value))
     return (query @ key.mT / ROOT).softmax(-1) @ value
 
 
@@ -556,7 +556,7 @@ def test_attention_proper_is_read_from_its_outputs():
 
 def hidden(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Through memory that PyTorch does not see."""
-    query, key = (torch.from_numpy(one.detach().numpy().copy()) for one in (query, key))
+    query, key = (torch.from_numpy(tensor.detach().numpy().copy()) for tensor in (query, key))
     return (query @ key.mT / ROOT).softmax(-1) @ value
 
 
@@ -578,8 +578,8 @@ def test_a_target_is_not_changed_by_being_looked_at():
     for core in (softmax_in_place, loop_into_a_buffer, tiles):
         subject = subject_of(Projected(core), Reading("self", "BLD", E))
         inputs = subject.inputs(B, L)
-        kept = {name: one.clone() for name, one in inputs.tensors.items()}
+        kept = {name: tensor.clone() for name, tensor in inputs.tensors.items()}
         alone = subject(inputs).out
         looked = traced(subject, inputs).result.out
         assert torch.equal(alone, looked)
-        assert all(torch.equal(kept[name], one) for name, one in inputs.tensors.items())
+        assert all(torch.equal(kept[name], tensor) for name, tensor in inputs.tensors.items())

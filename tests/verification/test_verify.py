@@ -63,13 +63,13 @@ def test_a_report_says_what_was_found_and_how_it_was_called(with_checks):
     assert report.target == "right"
     assert report.called == f"right(q, k, v) with q, k and v each (batch, heads, length, {WIDTH}), {HEADS} heads"
     assert (report.causal, report.assumed) == (False, ())
-    assert [(one.name, one.family, one.promise, one.status) for one in report.outcomes] == [
+    assert [(outcome.name, outcome.family, outcome.promise, outcome.status) for outcome in report.outcomes] == [
         ("scale", "scale", "scale holds", "failed"),
         ("softmax", "softmax", "softmax holds", "passed"),
     ]
     assert report.errors == report.findings
     assert report.findings[0].evidence == {"ratio": 2.0}
-    assert 0 < sum(one.seconds for one in report.outcomes) < report.seconds
+    assert 0 < sum(outcome.seconds for outcome in report.outcomes) < report.seconds
     assert pickle.loads(pickle.dumps(report)) == report
 
 
@@ -93,8 +93,8 @@ def test_in_this_process_and_in_a_child_the_same_is_found():
         return (q @ k.mT * (2 * q.shape[-1] ** -0.5)).softmax(-1) @ v
 
     def told(report):
-        return [(one.family, one.severity, one.message) for one in report.findings], [
-            (one.name, one.status, one.reason) for one in report.outcomes
+        return [(finding.family, finding.severity, finding.message) for finding in report.findings], [
+            (outcome.name, outcome.status, outcome.reason) for outcome in report.outcomes
         ]
 
     families = ["scale", "causal-leak", "mixing", "order"]
@@ -110,7 +110,7 @@ def test_the_target_and_the_random_state_are_as_they_were(isolated):
     assert head.training
     assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
     assert all(parameter.grad is None for parameter in head.parameters())
-    assert not any(one._forward_hooks or one._forward_pre_hooks for one in head.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in head.modules())
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -143,7 +143,7 @@ def test_a_target_that_cannot_be_copied_is_verified_as_it_is(with_checks):
 
     with_checks(*checks(scale=called, precision=copied))
     report = verify(Stubborn(), False, how=MODULE_READING)
-    assert [(one.status, one.reason) for one in report.outcomes] == [
+    assert [(outcome.status, outcome.reason) for outcome in report.outcomes] == [
         ("passed", ""),
         ("n/a", "it cannot be copied (RuntimeError: no copies)"),
     ]
@@ -157,9 +157,9 @@ def test_what_breaks_off_in_a_check_is_not_laid_to_the_target(with_checks):
     with_checks(*checks(scale=broken, softmax=passes))
     report = verify(right, False, how=READING)
     assert not report.errors and not report.ok and report.untested == "1 check broke off"
-    assert [(one.severity, one.family) for one in report.findings] == [("warning", "scale")]
+    assert [(finding.severity, finding.family) for finding in report.findings] == [("warning", "scale")]
     assert "broke off with KeyError: 'nothing'" in report.findings[0].message
-    assert [one.status for one in report.outcomes] == ["n/a", "passed"]
+    assert [outcome.status for outcome in report.outcomes] == ["n/a", "passed"]
 
 
 def test_the_same_defect_of_ours_is_told_once(with_checks):
@@ -193,7 +193,7 @@ def test_progress_is_told_each_stage(with_checks):
 
 def test_families_are_chosen():
     report = verify(right, False, how=READING, checks=["order", "causal-leak"])
-    assert [one.family for one in report.outcomes] == ["causal-leak", "order"]
+    assert [outcome.family for outcome in report.outcomes] == ["causal-leak", "order"]
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def chain(**follows):
 
 
 def severities(findings):
-    return {one.check: one.severity for one in findings}
+    return {finding.check: finding.severity for finding in findings}
 
 
 def test_what_follows_is_a_note_that_says_from_what():
@@ -338,7 +338,7 @@ def test_what_follows_is_a_note_that_says_from_what():
     told, outcomes = explain(made, [finding("softmax"), finding("scale"), finding("padding")])
     assert severities(told) == {"scale": "error", "padding": "error", "softmax": "note"}
     assert told[-1].message == "softmax is broken. Probably follows from scale."
-    assert [one.status for one in outcomes] == ["failed", "n/a", "failed"]
+    assert [outcome.status for outcome in outcomes] == ["failed", "n/a", "failed"]
 
 
 def test_warnings_explain_nothing_and_are_not_explained():
@@ -387,7 +387,7 @@ def test_a_constant_that_a_dtype_lacks_follows_from_nothing():
     constant = finding("precision", evidence={"dtype": "float16", "raised": "RuntimeError: overflow"})
     told, outcomes = explain(made, [finding("causal-blindness"), constant])
     assert severities(told) == {"causal-blindness": "error", "precision": "error"}
-    assert [one.status for one in outcomes] == ["failed", "failed"]
+    assert [outcome.status for outcome in outcomes] == ["failed", "failed"]
     told, _ = explain(made, [finding("causal-blindness"), finding("precision", evidence={"dtype": "float16"})])
     assert severities(told) == {"causal-blindness": "error", "precision": "note"}
 
@@ -442,8 +442,8 @@ def test_the_same_error_of_a_call_is_told_once(with_checks):
 
     with_checks(*checks(scale=raising, softmax=raising, padding=raising_elsewhere, order=passes))
     report = verify(right, False, how=READING)
-    assert [(one.family, one.location.line) for one in report.errors] == [("scale", 7), ("padding", 8)]
-    assert [(one.name, one.status) for one in report.outcomes] == [
+    assert [(finding.family, finding.location.line) for finding in report.errors] == [("scale", 7), ("padding", 8)]
+    assert [(outcome.name, outcome.status) for outcome in report.outcomes] == [
         ("scale", "failed"),
         ("softmax", "n/a"),
         ("padding", "failed"),
@@ -465,7 +465,7 @@ def test_who_looks_for_an_error_tells_it(with_checks):
 
     with_checks(*checks(precision=raising, robustness=looking))
     report = verify(right, False, how=READING)
-    assert [(one.check, one.message) for one in report.errors] == [("robustness", "It takes no bfloat16.")]
+    assert [(finding.check, finding.message) for finding in report.errors] == [("robustness", "It takes no bfloat16.")]
 
 
 def test_a_check_that_does_not_apply_says_why(with_checks):
@@ -475,7 +475,7 @@ def test_a_check_that_does_not_apply_says_why(with_checks):
 
     with_checks(*checks(padding=inapplicable))
     report = verify(right, False, how=READING)
-    assert [(one.status, one.reason) for one in report.outcomes] == [("n/a", "it takes no mask")]
+    assert [(outcome.status, outcome.reason) for outcome in report.outcomes] == [("n/a", "it takes no mask")]
     assert not report.ok and report.untested == "no check applies" and report.findings == ()
 
 

@@ -246,14 +246,14 @@ def tiny(family: str) -> nn.Module:
     )
     auto = next(auto for auto in autos if kind in auto._model_mapping)
     with torch.device("meta"):
-        size = sum(one.numel() for one in auto.from_config(config).parameters())
+        size = sum(parameter.numel() for parameter in auto.from_config(config).parameters())
     if size > 20_000_000:
         raise ValueError(f"{size:,} parameters")
     model: nn.Module = auto.from_config(config).eval()
     with torch.no_grad():
-        for one in model.parameters():
-            if one.dim() > 1:
-                one.normal_(std=32**-0.5)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=32**-0.5)
     return model
 
 
@@ -283,7 +283,7 @@ def run(family: str, only: Sequence[str] | None = None) -> Report:
 
 def unexplained(family: str, report: Report) -> list[str]:
     """The errors that the page of models does not explain."""
-    return [one.message for one in report.errors if one.check not in EXPLAINED.get(family, ())]
+    return [finding.message for finding in report.errors if finding.check not in EXPLAINED.get(family, ())]
 
 
 def main() -> None:
@@ -305,8 +305,8 @@ def main() -> None:
         failed |= bool(new)
         words = "ERRORS" if new else "ok" if report.ok else "explained"
         print(f"{family:22} {words} {time.perf_counter() - start:.1f} s", flush=True)
-        for one in report.errors:
-            print(f"    [{one.check}] {one.message[:400]}", flush=True)
+        for finding in report.errors:
+            print(f"    [{finding.check}] {finding.message[:400]}", flush=True)
         if given.full:
             print(report)
     raise SystemExit(failed)

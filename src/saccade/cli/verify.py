@@ -159,7 +159,7 @@ def verify(
         typer.echo(json.dumps(as_json(report), indent=1, allow_nan=False))
     else:
         _print(report)
-    _write(report, written, is_told=not outputs.as_numbers)  # last: a full disk takes the files, and not the report
+    _write(report, written, is_named=not outputs.as_numbers)  # last: a full disk takes the files, and not the report
     if not report.ok:
         raise typer.Exit(1)
 
@@ -172,7 +172,7 @@ def _verified(
     hints = Hints(calls.form, calls.layout, calls.embed_dim, calls.num_heads, calls.mask)
     promise = Promise(*vars(promised).values())
     try:
-        with _progress(quiet=outputs.as_numbers) as told:
+        with _progress(quiet=outputs.as_numbers) as progress:
             return verify_target(
                 target,
                 embed_dim=calls.embed_dim,
@@ -182,7 +182,7 @@ def _verified(
                 promise=promise,
                 checks=_chosen(runs.only, runs.skip),
                 limits=Limits(runs.time_limit, runs.memory_limit),
-                progress=told,
+                progress=progress,
             )
     except Undecided as undecided:
         _print_candidates(undecided, as_numbers=outputs.as_numbers)
@@ -195,10 +195,10 @@ def _verified(
 def _arguments(given: list[str]) -> dict[str, Any]:
     """Of NAME=VALUE: literals as Python reads them, all else as it stands."""
     arguments: dict[str, Any] = {}
-    for one in given:
-        name, equals, value = one.partition("=")
+    for text in given:
+        name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise UserError(f"--arg {one}: expected NAME=VALUE, such as embed_dim=64")
+            raise UserError(f"--arg {text}: expected NAME=VALUE, such as embed_dim=64")
         if name in arguments:
             raise UserError(f"--arg {name} came twice")
         try:
@@ -220,7 +220,11 @@ def _chosen(only: list[str] | None, skip: list[str] | None) -> list[Check]:
                 meant = f"did you mean {near[0]}?" if near else f"expected one of {CHECKS}"
                 raise UserError(f"{given} {name}: there is no such check; {meant}")
     wanted, unwanted = set(only or known), set(skip or [])
-    chosen = [one for one in every if {one.name, one.family} & wanted and not {one.name, one.family} & unwanted]
+    chosen = [
+        finding
+        for finding in every
+        if {finding.name, finding.family} & wanted and not {finding.name, finding.family} & unwanted
+    ]
     if not chosen:
         raise UserError("--only and --skip leave no check to run")
     return chosen
@@ -259,14 +263,14 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
 # What goes out
 
 
-def _write(report: Report, files: dict[str, Path], *, is_told: bool) -> None:
+def _write(report: Report, files: dict[str, Path], *, is_named: bool) -> None:
     from ..see.viewer import check_target, write_whole
     from ..verification import as_junit, as_page
 
     for at, (kind, path) in enumerate(files.items()):
         content = as_page(report, f"Saccade {__version__}") if kind == "Page" else as_junit(report)
         write_whole(check_target(path, force=True), content.encode("utf-8"))
-        if is_told:
+        if is_named:
             typer.echo(f"{kind:7}{path}" if at else f"\n{kind:7}{path}")
 
 

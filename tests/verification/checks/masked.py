@@ -80,7 +80,7 @@ def run(check: Check, target: Any, reading: Reading = ATTENTION, **promise: Any)
 
 def only_error(findings: list[Finding]) -> Finding:
     """The one error there is."""
-    (error,) = [one for one in findings if one.severity == "error"]
+    (error,) = [finding for finding in findings if finding.severity == "error"]
     assert error.effect and error.fix
     return error
 

@@ -180,7 +180,7 @@ def test_a_window_that_the_target_names(named: int, errors: int) -> None:
     layer = layer_of(window(3))
     layer.sliding_window = named
     found = run(CHECK, layer, MODULE, causal=True)
-    assert sum(one.severity == "error" for one in found) == errors
+    assert sum(finding.severity == "error" for finding in found) == errors
     assert not errors or "its `sliding_window` says" in found[0].message
 
 

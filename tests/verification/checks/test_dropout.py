@@ -161,7 +161,7 @@ WRONG = {
 def test_each_wrong_dropout_is_named_once(name: str) -> None:
     module, words = WRONG[name]
     found = findings(module)
-    assert [one.severity for one in found] == ["error"]
+    assert [finding.severity for finding in found] == ["error"]
     assert words in found[0].message
     assert found[0].location is not None and found[0].location.path == __file__
 
@@ -260,7 +260,7 @@ def on_scores(q: Tensor, k: Tensor, v: Tensor, p: float = 0.0) -> Tensor:
 )
 def test_functions(function: Callable[..., Tensor], words: str | None) -> None:
     found = list(dropout.CHECK.run(Subject(function, Reading("attention", "BHLD", 7, heads=3))))
-    assert [one.severity for one in found] == ([] if words is None else ["error"])
+    assert [finding.severity for finding in found] == ([] if words is None else ["error"])
     assert words is None or words in found[0].message
 
 
@@ -305,7 +305,7 @@ def test_layers_that_are_left_out_at_random() -> None:
 
     reading = Reading("self", "BLD", 24, heads=3)
     found = list(dropout.CHECK.run(Subject(Skipping().eval(), reading)))
-    assert not any(one.severity == "error" for one in found), found
+    assert not any(finding.severity == "error" for finding in found), found
 
 
 @pytest.mark.parametrize(

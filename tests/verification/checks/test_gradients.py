@@ -115,8 +115,8 @@ class Relu(nn.Module):
 
 def tiny_weights() -> Block:
     block = Block()
-    for one in block.parameters():
-        nn.init.normal_(one, std=0.02)
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.02)
     return block
 
 
@@ -203,7 +203,7 @@ WRONG = {
 def test_each_wrong_gradient_is_named_once(name: str) -> None:
     module, words, code = WRONG[name]
     found = findings(module)
-    assert [one.severity for one in found] == ["error"], found
+    assert [finding.severity for finding in found] == ["error"], found
     assert words in found[0].message
     assert code is None or code in found[0].location.code
 
@@ -244,10 +244,10 @@ def test_what_is_not_finite_is_told_elsewhere() -> None:
 
 def test_nothing_of_the_target_changes() -> None:
     block = Block()
-    before = {name: one.clone() for name, one in block.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in block.state_dict().items()}
     findings(block)
     assert all(torch.equal(one, before[name]) for name, one in block.state_dict().items())
-    assert all(one.grad is None for one in block.parameters()) and not block.training
+    assert all(parameter.grad is None for parameter in block.parameters()) and not block.training
 
 
 class WithoutGradients(Block):
@@ -279,7 +279,7 @@ class LogOfZero(Block):
     [(WithoutGradients, "with torch.no_grad():"), (Rounded, ".round()"), (LogOfZero, "weights.log().exp()")],
 )
 def test_the_line_where_the_gradient_ends_or_breaks(module: type[Block], code: str) -> None:
-    (error,) = [one for one in findings(module()) if one.severity == "error"]
+    (error,) = [finding for finding in findings(module()) if finding.severity == "error"]
     assert error.location is not None and code in error.location.code
 
 

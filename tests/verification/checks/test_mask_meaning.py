@@ -44,7 +44,7 @@ AVERAGES = [("note", {"averages": True})]  # all that is said of a finite fill: 
 
 
 def said(findings: list[Finding]) -> list[tuple[str, object]]:
-    return [(one.severity, one.evidence) for one in findings]
+    return [(finding.severity, finding.evidence) for finding in findings]
 
 
 @pytest.mark.parametrize("axes", ["QK", "11QK", "B1QK", "BHQK", "B11K"])
@@ -74,7 +74,7 @@ def test_modules_of_pytorch_are_clean() -> None:
     attention = nn.MultiheadAttention(E, H, batch_first=True).eval()
     assert run(CHECK, attention, Reading("qkv", "BLD", E, heads=H, out=0, masks=masks)) == []
     masks = tuple(
-        replace(one, argument=name) for one, name in zip(masks, ("src_key_padding_mask", "src_mask"), strict=True)
+        replace(mask, argument=name) for mask, name in zip(masks, ("src_key_padding_mask", "src_mask"), strict=True)
     )
     layer = nn.TransformerEncoderLayer(E, H, E, batch_first=True).eval()
     assert run(CHECK, layer, replace(MODULE, masks=masks)) == []
@@ -88,7 +88,7 @@ def test_weights_that_underflow_are_not_hidden() -> None:
 def test_a_softmax_over_queries_is_another_promise() -> None:
     layer = Layer(lambda s, m: (s if m is None else s.masked_fill(~m[:, None, None], -1e9)).softmax(-2))
     found = run(CHECK, layer, replace(MODULE, masks=(with_mask("BK"),)))
-    assert [one.severity for one in found] == ["note"] and "over the query axis" in found[0].message
+    assert [finding.severity for finding in found] == ["note"] and "over the query axis" in found[0].message
 
 
 def test_a_causal_target_keeps_its_own_mask_too() -> None:
@@ -196,8 +196,8 @@ def test_true_means_attend_under_a_name_of_the_opposite(fields: dict[str, str], 
 
     mask = replace(with_mask("BK", **fields), argument="key_padding_mask")
     found = run(CHECK, attention, replace(ATTENTION, masks=(mask,)))
-    assert [one.severity for one in found] == severities
-    assert all("nn.MultiheadAttention's key_padding_mask is True = ignore" in one.message for one in found)
+    assert [finding.severity for finding in found] == severities
+    assert all("nn.MultiheadAttention's key_padding_mask is True = ignore" in finding.message for finding in found)
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_true_means_ignore(name: str, fields: dict[str, str], severities: list[s
 
     reading = replace(ATTENTION, masks=(MaskReading(name, "BK", "ignore", **fields),))  # type: ignore[arg-type]
     found = run(CHECK, attention, reading)
-    assert [one.severity for one in found] == severities
-    assert all("F.scaled_dot_product_attention expects True = attend" in one.message for one in found)
+    assert [finding.severity for finding in found] == severities
+    assert all("F.scaled_dot_product_attention expects True = attend" in finding.message for finding in found)
 
 
 def test_two_arguments_of_opposite_meaning() -> None:
@@ -230,8 +230,8 @@ def test_two_arguments_of_opposite_meaning() -> None:
     masks = (MaskReading("causal_mask", "QK", "attend"), MaskReading("pad", "BK", "ignore"))
     error = only_error(run(CHECK, attention, replace(ATTENTION, masks=masks)))
     assert "True in `causal_mask` means attend, and True in `pad` means ignore." in error.message
-    said = tuple(replace(one, documented=one.meaning) for one in masks)
-    assert [one.severity for one in run(CHECK, attention, replace(ATTENTION, masks=said))] == ["warning"]
+    said = tuple(replace(mask, documented=mask.meaning) for mask in masks)
+    assert [finding.severity for finding in run(CHECK, attention, replace(ATTENTION, masks=said))] == ["warning"]
 
 
 def test_one_head_of_a_module_is_seen_in_its_weights() -> None:

@@ -207,7 +207,7 @@ def test_one_order_for_both_is_a_choice_until_another_is_promised() -> None:
 
 def test_the_kv_heads_of_a_function() -> None:
     def tiling(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, *(tiled(one, q.shape[1] // one.shape[1]) for one in (k, v)))
+        return F.scaled_dot_product_attention(q, *(tiled(tensor, q.shape[1] // tensor.shape[1]) for tensor in (k, v)))
 
     finding = only_error(tiling, Reading("attention", "BHLD", D), Promise(kv_order="repeat_interleave"))
     assert finding.evidence["reads"] == [0, 1, 0, 1, 0, 1]
@@ -474,7 +474,7 @@ def test_what_computes_inside_a_transform_is_not_judged() -> None:
 def test_heads_are_found_as_they_are() -> None:
     subject = Subject(Attention(heads=6, kv_heads=2).eval(), Reading("self", "BLD", 30))
     found = wiring(exact(subject), 7)
-    assert [one.name for one in found.projections] == ["q_proj.weight", "k_proj.weight", "v_proj.weight"]
+    assert [projection.name for projection in found.projections] == ["q_proj.weight", "k_proj.weight", "v_proj.weight"]
     seen = heads(found)
     assert seen is not None
     assert (seen.count, seen.keys, seen.values) == (6, 2, 2)

@@ -101,7 +101,7 @@ def findings(target, promise=None):
 
 
 def only(target, promise=None):
-    (found,) = [one for one in findings(target, promise) if one.severity == "error"]
+    (found,) = [finding for finding in findings(target, promise) if finding.severity == "error"]
     assert found.family == "model"
     assert found.fix and found.effect
     return found
@@ -195,7 +195,7 @@ def test_plain_models_are_read_by_what_they_do():
     assert isinstance(pair.target, EncoderDecoderModel)
     assert pair.promise.causal is True
     for subject in (gpt, encoder, pair):
-        assert [one for one in CHECK.run(subject) if one.severity == "error"] == []
+        assert [finding for finding in CHECK.run(subject) if finding.severity == "error"] == []
 
 
 def broken_translator(change):
@@ -246,7 +246,7 @@ def test_an_encoder_that_cannot_be_called_alone_is_seen_by_what_the_model_return
             if source is wrong:
                 assert "The encoder is causal: of its 6 outputs" in only(model).message
             else:
-                assert not [one for one in findings(model) if one.severity == "error"]
+                assert not [finding for finding in findings(model) if finding.severity == "error"]
 
 
 def test_a_sources_padding_that_cross_attention_reads():
@@ -279,7 +279,7 @@ class PyTorchs(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_the_padding_mask_of_a_source_as_pytorch_means_it():
-    assert [one for one in findings(PyTorchs(hides=True)) if one.severity == "error"] == []
+    assert [finding for finding in findings(PyTorchs(hides=True)) if finding.severity == "error"] == []
     assert only(PyTorchs(hides=False)).message.endswith("when only padded source tokens are left away.")
 
 
@@ -441,6 +441,6 @@ def test_the_line_to_blame(name):
     assert style.source.count(old) == 1
     source = style.source.replace(old, new)
     with harness.loaded(source, "whole") as names:
-        found = [one for one in findings(harness.made(names, style.target)) if one.severity == "error"]
+        found = [finding for finding in findings(harness.made(names, style.target)) if finding.severity == "error"]
     assert found and found[0].location is not None
     assert new in found[0].location.code

@@ -112,11 +112,11 @@ def test_neither_causal_nor_bidirectional_is_not_judged() -> None:
 
 
 def test_positions_that_stop_counting_are_an_error():
-    (error,) = [one for one in found(Attention("clamped")) if one.severity == "error"]
+    (error,) = [finding for finding in found(Attention("clamped")) if finding.severity == "error"]
     assert "Swapping inputs 31 and 32 of 33 swaps their outputs" in error.message
     assert error.location is not None and "clamp(max=11)" in error.location.code
 
 
 @pytest.mark.parametrize("positions", ["", "added", "bias"])
 def test_positions_that_count_everywhere_or_nowhere_are_none(positions: str):
-    assert not [one for one in found(Attention(positions)) if one.severity == "error"]
+    assert not [finding for finding in found(Attention(positions)) if finding.severity == "error"]

@@ -40,7 +40,7 @@ def padded(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def severities(findings: list[Finding]) -> list[str]:
-    return [one.severity for one in findings]
+    return [finding.severity for finding in findings]
 
 
 def selecting(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -205,7 +205,7 @@ WRONG = {
 def test_each_wrong_module_is_named_once(name: str) -> None:
     module, words, code = WRONG[name]
     found = findings(module)
-    assert [one.severity for one in found] == ["error"], found
+    assert [finding.severity for finding in found] == ["error"], found
     assert words in found[0].message and code in found[0].location.code
 
 
@@ -234,7 +234,9 @@ def test_what_is_random_and_not_saved_is_lost() -> None:
     ],
 )
 def test_a_state_that_cannot_be_loaded(target: nn.Module, severity: str, words: str) -> None:
-    before = {name: one.clone() for name, one in nn.Module.state_dict(target).items() if isinstance(one, Tensor)}
+    before = {
+        name: tensor.clone() for name, tensor in nn.Module.state_dict(target).items() if isinstance(tensor, Tensor)
+    }
     (found,) = findings(target)
     assert found.severity == severity and words in found.message
     assert all(torch.equal(one, before[name]) for name, one in target.named_parameters())
@@ -252,4 +254,4 @@ def test_only_what_takes_the_mask_is_wrong() -> None:
     assert findings(attend, HEADS) == []
     masked = Reading("attention", "BHLD", 7, heads=3, masks=(MaskReading("mask", "QK", "attend"),))
     found = findings(attend, masked)
-    assert any("Moved to another device" in one.message for one in found)
+    assert any("Moved to another device" in finding.message for finding in found)

@@ -187,7 +187,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_each_wrong_module_is_named_once(name: str) -> None:
     module, words, code = WRONG[name]
-    found = [one for one in findings(module) if one.severity == "error"]
+    found = [finding for finding in findings(module) if finding.severity == "error"]
     assert len(found) == 1, found
     assert words in found[0].message
     assert code is None or code in found[0].location.code
@@ -295,7 +295,7 @@ def test_the_end_of_learned_positions_is_a_note(make: Any, longest: int):
         target = make(longest)
     report = saccade.verify(target, isolated=False, checks=[robustness.CHECK, "mixing"])
     assert report.ok, report
-    (limit,) = [one for one in report.findings if f"takes at most {longest} tokens" in one.message]
+    (limit,) = [finding for finding in report.findings if f"takes at most {longest} tokens" in finding.message]
     assert limit.severity == "note"
 
 

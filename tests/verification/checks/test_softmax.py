@@ -182,4 +182,4 @@ def test_what_cannot_be_followed_is_said():
 )
 def test_right_ones_have_no_error(target: object, reading: Reading):
     own = found(target.eval() if isinstance(target, nn.Module) else target, reading)
-    assert [one.severity for one in own] == ["note"] * len(own)
+    assert [finding.severity for finding in own] == ["note"] * len(own)

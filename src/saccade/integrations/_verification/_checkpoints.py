@@ -58,7 +58,7 @@ def size_of_weights(named: str) -> int:
     except ValueError:  # which loading says
         return 0
     kinds = ("*.safetensors", "pytorch_model*.bin")
-    return 2 * max(sum(one.stat().st_size for one in folder.glob(kind)) for kind in kinds)
+    return 2 * max(sum(path.stat().st_size for path in folder.glob(kind)) for kind in kinds)
 
 
 def _folder(named: str) -> Path:
@@ -149,7 +149,7 @@ def _random(kind: Any, config: Any) -> Any:
 
 def _read(kind: Any, config: Any, folder: Path, named: str, is_safe: bool) -> Any:
     try:
-        model, told = kind.from_pretrained(
+        model, report = kind.from_pretrained(
             str(folder),
             config=config,
             local_files_only=True,
@@ -163,8 +163,8 @@ def _read(kind: Any, config: Any, folder: Path, named: str, is_safe: bool) -> An
     except Exception as error:
         raise ValueError(f"hf:{named}: weights: {shortened(error)}") from None
     # A checkpoint that predicts words has no pooler.
-    lacks = sorted(name for name in told["missing_keys"] if "pooler" not in name)
-    lacks += sorted(str(name) for name, *_ in told["mismatched_keys"])
+    lacks = sorted(name for name in report["missing_keys"] if "pooler" not in name)
+    lacks += sorted(str(name) for name, *_ in report["mismatched_keys"])
     if lacks:
         more = f" (and {len(lacks) - 3} more)" if len(lacks) > 3 else ""
         raise ValueError(f"hf:{named}: weights do not fit its config.json: {', '.join(lacks[:3])}{more}")
