@@ -154,7 +154,7 @@ FAULTS = (
     Fault(
         "skip-ignored",
         "src/saccade/cli/verify.py",
-        " and not {one.name, one.family} & unwanted",
+        " and not {finding.name, finding.family} & unwanted",
         "",
         ("tests/cli/test_verify.py",),
         "--skip does nothing.",
