@@ -43,7 +43,7 @@ LAYERS = [
     {"_biases", "_dropout", "_unknown_arguments"},
     {"_call"},
     {"_costs"},
-    {"_checks", "_reference", "_tap", "_tiles"},
+    {"_checks", "_reference", "_observers", "_tiles"},
     {"_backends"},
     {"_attention", "_derived"},
     {"_explain", "_hooks", "_pooled", "_products", "_statistics", "_weights", "batching", "positions", "variants"},

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import saccade
 from saccade.acceleration._rules import SMALL
 from saccade.interception._hooks import sdpa_handled_by
-from saccade.operator import _tap
+from saccade.operator import _observers
 
 ORIGINAL = F.scaled_dot_product_attention
 
@@ -166,7 +166,7 @@ def test_the_counts_print_themselves(x):
 def test_observers_of_the_thread_are_told_once_of_what_is_taken(x):
     seen = []
     mask = torch.rand(2, 1, 1, 5) < 0.7
-    with _tap.observed_by(seen.append), saccade.accelerate() as run:
+    with _observers.observed_by(seen.append), saccade.accelerate() as run:
         out = F.scaled_dot_product_attention(x, x, x, attn_mask=mask, scale=0.3)
         call(x.double())  # PyTorch's: whoever wants to see it handles calls, too
     assert (run.taken, len(seen)) == (1, 1)

@@ -24,7 +24,7 @@ from saccade.acceleration import _rules
 from saccade.intervention import Ablate, EditBias, EditMask, Freeze, Patch, Scale, Weights
 from saccade.monitoring.calls import _thread
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, KVCache
-from saccade.operator import _tap
+from saccade.operator import _observers
 
 EDITS = {"blocks.0": Scale([1], 0.3), "blocks.1": Ablate([0])}
 
@@ -37,7 +37,12 @@ def state(model: nn.Module) -> list[object]:
     """What a block may touch."""
     hooks = [(len(one._forward_hooks), len(one._forward_pre_hooks), one.forward) for one in model.modules()]
     functions = F.scaled_dot_product_attention, checkpoints.CheckpointFunction, *vars(checkpoints).items()
-    thread = _tap.THREAD.observers, _tap.THREAD.editor, _thread.THREAD.held.watchers, _thread.THREAD.held.mode
+    thread = (
+        _observers.THREAD.observers,
+        _observers.THREAD.editor,
+        _thread.THREAD.held.watchers,
+        _thread.THREAD.held.mode,
+    )
     return [hooks, functions, thread, _get_current_function_mode_stack()]
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import saccade
 from saccade.monitoring.calls import _thread
-from saccade.operator import _tap
+from saccade.operator import _observers
 
 B, L, H, D = 3, 7, 2, 5
 E = H * D
@@ -67,7 +67,7 @@ def nothing_is_left_behind():
     before = F.scaled_dot_product_attention, F.multi_head_attention_forward, torch.backends.mha.get_fastpath_enabled()
     yield
     assert _get_current_function_mode_stack() == modes
-    assert _tap.THREAD.observers == ()
+    assert _observers.THREAD.observers == ()
     assert _thread.THREAD.held.watchers == () and _thread.THREAD.held.mode is None
     after = F.scaled_dot_product_attention, F.multi_head_attention_forward, torch.backends.mha.get_fastpath_enabled()
     assert after == before
@@ -129,7 +129,7 @@ def test_every_nth_step():
         for _ in range(8):
             model(x)
             # Between and in skipped steps nothing of the watch is on.
-            assert _tap.THREAD.observers == ()
+            assert _observers.THREAD.observers == ()
     assert [record.step for record in records] == [0, 3, 6]
     assert (seen.steps, seen.observed) == (8, 3)
     assert "3 of 8 steps" in str(seen)
@@ -285,7 +285,7 @@ def test_exceptions_pass_restore_and_lose_nothing():
         for _ in range(2):
             with pytest.raises(LookupError):
                 model(torch.randn(B, L, E))
-            assert _tap.THREAD.observers == ()
+            assert _observers.THREAD.observers == ()
     assert seen.aggregates["layers.0.attn"][0]["logits.max"].count == 2
 
 

@@ -100,7 +100,7 @@ def test_without_kernels_everything_is_as_before(why, monkeypatch):
     torch.testing.assert_close(saccade.attention(query, query, query, Causal()), want)
     with pytest.raises(ValueError, match=f"'native' cannot do this call: {why}"):
         saccade.attention(query, query, query, backend="native")
-    assert native.quick(query, query, query, None, None) is None
+    assert native.fast_forward(query, query, query, None, None) is None
 
 
 def loaded(monkeypatch, error):

@@ -271,7 +271,7 @@ def full(query, key, value, mask=None, scale=None):
 @looped("scale", [None, 0.3])
 def test_the_lean_way_gives_the_same_bits(mask, scale, gradients):
     query, key, value = (t.requires_grad_(gradients) for t in problems.tensors().values())
-    lean, whole = native.quick(query, key, value, mask, scale), full(query, key, value, mask, scale)
+    lean, whole = native.fast_forward(query, key, value, mask, scale), full(query, key, value, mask, scale)
     assert torch.equal(lean, whole) and lean.stride() == whole.stride()
     if gradients:
         found = [torch.autograd.grad(out.sin().sum(), (query, key, value)) for out in (lean, whole)]
@@ -302,7 +302,7 @@ def strange():
 
 @looped(("name", "given"), list(strange()))
 def test_the_lean_way_leaves_the_rest_to_the_full_checks(name, given):
-    assert native.quick(*given) is None
+    assert native.fast_forward(*given) is None
 
 
 @looped(("name", "given"), list(strange()))
@@ -334,10 +334,10 @@ def test_a_mask_that_does_not_fit_is_told_in_the_lean_way_too():
 def test_modes_and_autocast_lead_past_the_lean_way():
     query, key, value = problems.tensors(heads=3).values()
     with torch.autocast("cpu", torch.bfloat16):
-        assert native.quick(query, key, value, None, None) is None
+        assert native.fast_forward(query, key, value, None, None) is None
         assert saccade.attention(query, key, value).dtype == torch.bfloat16
     with torch.inference_mode():
-        inside = native.quick(*(t.clone() for t in (query, key, value)), None, None)
+        inside = native.fast_forward(*(t.clone() for t in (query, key, value)), None, None)
     assert torch.equal(inside, full(query, key, value))
 
 

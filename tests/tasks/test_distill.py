@@ -13,7 +13,7 @@ import typer.main
 from saccade import cli, tasks
 from saccade.cli import _app
 from saccade.models import load
-from saccade.operator._tap import padding_in_place
+from saccade.operator._observers import padding_in_place
 from saccade.tasks._compression._distill import distill_request
 from saccade.tasks._compression._distillation import Teaching
 from saccade.tasks._compression._soft_losses import relation_distance, softened_divergence

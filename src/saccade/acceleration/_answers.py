@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..interception._hooks import SdpaCall, SdpaMeaning
-from ..operator import _tap
+from ..operator import _observers
 from ..operator._attention import attention
 from ..operator._backends import native
 from ..operator._call import AttentionCall
@@ -33,7 +33,7 @@ def answer(call: SdpaCall, proceed: Callable[[], Tensor]) -> Tensor:
         if meaning != _rules.FAKE:  # a compiler finds out shapes: the call itself comes later
             _count(None, meaning)
         return proceed()
-    out = _told(meaning) if _tap.THREAD.observers else _computed(meaning)
+    out = _told(meaning) if _observers.THREAD.observers else _computed(meaning)
     if isinstance(out, str):
         _count(None, out)
         return proceed()
@@ -70,9 +70,9 @@ def _computed(meaning: SdpaMeaning) -> Tensor | str:
     """The output (B, Hq, Lq, Dv), or the reason why the kernels do not support the call."""
     query, key, value = meaning.query, meaning.key, meaning.value
     if meaning.bias is None and not meaning.dropout:
-        quickly = native.quick(query, key, value, meaning.mask, meaning.scale)
-        if quickly is not None:
-            return quickly
+        out = native.fast_forward(query, key, value, meaning.mask, meaning.scale)
+        if out is not None:
+            return out
     call = make_call(query, key, value, **meaning.arguments())
     refused = native.refuses(call)
     return native.run(call)[0] if refused is None else refused
@@ -80,14 +80,14 @@ def _computed(meaning: SdpaMeaning) -> Tensor | str:
 
 def _told(meaning: SdpaMeaning) -> Tensor | str:
     """As `_computed`, and notifies the observers of this thread, which do not see the call anywhere else."""
-    edits = _tap.edits_of(SOURCE)
-    with _tap.aside() as observers:
+    edits = _observers.edits_of(SOURCE)
+    with _observers.aside() as observers:
         if edits is not None:
-            return _tap.tell_edited(observers, edits.answered(meaning, _computed_by_any), SOURCE)
+            return _observers.notify_edited(observers, edits.answered(meaning, _computed_by_any), SOURCE)
         out = _computed(meaning)
         if isinstance(out, str):
             return out
-        _tap.tell(observers, meaning.observed(out, SOURCE))
+        _observers.notify(observers, meaning.observed(out, SOURCE))
     return out
 
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as _of_all
 
-from ..operator import _tap
+from ..operator import _observers
 from ..operator._backends.native._run import interrupted, is_plain
 from ._effects import CHANGES, Effects, same_random_numbers, shadow
 from ._linears import PackedLinear, is_linear
@@ -126,7 +126,9 @@ class FusedLayer(ReplacedMethod):
     def _due(self) -> bool:
         """Whether this call repeats the proof; never while observers or edits are active."""
         self._calls_left -= 1
-        return self._calls_left < 0 and (self.state == NOT_CALLED or not (_tap.THREAD.observers or _tap.THREAD.editor))
+        return self._calls_left < 0 and (
+            self.state == NOT_CALLED or not (_observers.THREAD.observers or _observers.THREAD.editor)
+        )
 
     def _again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The original method, for a call that is counted already."""

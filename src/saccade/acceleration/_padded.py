@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..operator import _tap
+from ..operator import _observers
 from ..operator._backends.native._run import interrupted, is_plain
 from ..operator._derived import Snapshot, state
 from ._effects import CHANGES, Effects, same_random_numbers
@@ -308,7 +308,7 @@ class PaddedLayer(FusedLayer):
         if interrupted():
             return INTERRUPTED
         # Who looks on expects tokens where the model has them.
-        if _tap.THREAD.observers:
+        if _observers.THREAD.observers:
             return "was called while its attention is observed"
         named = dict(zip(self.names, args, strict=False)) | kwargs
         hidden: Any = next((named[name] for name in _HIDDEN if name in named), None)

@@ -26,7 +26,7 @@ from torch.nn import Parameter
 from torch.utils._device import DeviceContext
 
 from ..interception._hooks import SdpaCall, SdpaMeaning
-from ..operator import _tap
+from ..operator import _observers
 from ..operator._backends.native import _kernels
 
 SMALL = "too small for the kernels to be faster"
@@ -140,7 +140,7 @@ def _interrupted() -> str | None:
     if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
         return "a dispatch mode or torch.jit.trace wants to see PyTorch's operators"
     modes = torch._C._len_torch_function_stack()
-    harmless = DeviceContext, _tap.PassiveMode
+    harmless = DeviceContext, _observers.PassiveMode
     if modes and any(not isinstance(torch._C._get_function_stack_at(n), harmless) for n in range(modes)):
         return "a TorchFunctionMode wants to see PyTorch's functions"
     return None

@@ -6,8 +6,8 @@ Shape legend: B batch, Hq query heads, Hkv key-value heads (Hq % Hkv == 0; query
 Lq and Lk lengths, D width of query and key, Dv width of value. (Vaswani et al. 2017, equation 1; grouped queries:
 Ainslie et al. 2023.)
 
-How `backend="auto"` chooses, first match (plain calls on a CPU go to `native.quick` at once, as by rule 2, and so do
-those that name "native"):
+How `backend="auto"` chooses, first match (plain calls on a CPU go to `native.fast_forward` at once, as by rule 2, and
+so do those that name "native"):
 
 1. forward-mode tangents or a torch.func transform: `chunked`, the only fast path that has every derivative;
 2. on a CPU, in float32, bfloat16 or float16, where this installation has its compiled kernels: `native`;
@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from . import _reference, _tap
+from . import _observers, _reference
 from ._backends import chunked, flex, native, sdpa
 from ._biases import Bias
 from ._call import AttentionCall, CheckedCall
@@ -102,16 +102,16 @@ def attention(
         raise refused(attention, unknown)
     if (
         backend in ("auto", "native")
-        and not _tap.THREAD.observers
+        and not _observers.THREAD.observers
         and bias is None
         and softcap is None
         and sink is None
         and type(dropout) is float
         and not dropout
     ):
-        quickly = native.quick(query, key, value, mask, scale)
-        if quickly is not None:
-            return quickly
+        out = native.fast_forward(query, key, value, mask, scale)
+        if out is not None:
+            return out
     call = make_call(query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout)
     return _run(call, backend)[0]
 
@@ -136,20 +136,20 @@ def attention_with_lse(*args: Any, backend: str = "auto", **options: Any) -> tup
 
 def _run(call: CheckedCall, backend: str) -> tuple[Tensor, Any]:
     """out and, where the call needs it, lse; the observers of this thread are notified."""
-    if not _tap.THREAD.observers:
+    if not _observers.THREAD.observers:
         found: tuple[Tensor, Any] = choose(call, backend)[0].run(call)
         return found
-    edits = _tap.edits_of("saccade.attention")
-    with _tap.aside() as observers:
+    edits = _observers.edits_of("saccade.attention")
+    with _observers.aside() as observers:
         if edits is not None:
             return _edited(call, backend, edits, observers)
         out, lse = choose(call, backend)[0].run(call)
-        _tap.tell(observers, call.observed(out, "saccade.attention"))
+        _observers.notify(observers, call.observed(out, "saccade.attention"))
     return out, lse
 
 
 def _edited(
-    call: CheckedCall, backend: str, edits: _tap.CallEdits, observers: tuple[_tap.Observer, ...]
+    call: CheckedCall, backend: str, edits: _observers.CallEdits, observers: tuple[_observers.Observer, ...]
 ) -> tuple[Tensor, Any]:
     if call.needs_lse:
         raise ValueError("intervene: the lse of a call is asked for (attention_with_lse), which no edit can give")
@@ -159,7 +159,7 @@ def _edited(
         out: Tensor = choose(checked, backend)[0].run(checked)[0]
         return out
 
-    return _tap.tell_edited(observers, edits.answered(call, compute), "saccade.attention"), None
+    return _observers.notify_edited(observers, edits.answered(call, compute), "saccade.attention"), None
 
 
 def choose(call: CheckedCall, backend: str) -> tuple[Any, str, str]:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._device import DeviceContext
 
-from . import _tap
+from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
 from ._derived import Derived
@@ -36,7 +36,7 @@ _BLOCKS = 512, 1024  # terms that oneDNN adds one by one before it adds their su
 _SIDE = 16  # of the unit matrix, see `_ordered`
 _ROWS = 64  # a layout chosen for fewer rows is slower for many, and one for many as fast for few
 
-_HARMLESS = DeviceContext, _tap.PassiveMode
+_HARMLESS = DeviceContext, _observers.PassiveMode
 
 Joined = tuple[Literal["add", "mul"], Tensor]
 

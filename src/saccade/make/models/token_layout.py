@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...operator._masks import Documents, Padding
-from ...operator._tap import wants_padding_in_place
+from ...operator._observers import wants_padding_in_place
 from ...operator.batching.packing import has_holes, real_row
 from ...operator.nn import KVCache
 from ...operator.positions import Offset

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from ...interception._hooks import SdpaCall, sdpa_handled_by
 from ...interception._hooks.transformers import functions_wrapped_by, meaning_of
-from ...operator import _tap
+from ...operator import _observers
 
 
 @contextmanager
-def calls_told_to(tell: _tap.Observer) -> Iterator[None]:
+def calls_told_to(tell: _observers.Observer) -> Iterator[None]:
     """Call `tell` for every attention call that a model of transformers makes on this thread.
 
     That is every call of its attention functions, for each implementation, and its direct calls of

@@ -18,7 +18,7 @@ from ...operator._attention import attention
 from ...operator._backends.native import _kernels
 from ...operator._call import AttentionCall
 from ...operator._masks import as_mask
-from ...operator._tap import DenseWeights, EditedOutput
+from ...operator._observers import DenseWeights, EditedOutput
 from ...operator._weights import attention_weights
 from ..monitoring.calls._padded import HIDDEN
 from ..monitoring.calls._thread import not_shown, with_rows

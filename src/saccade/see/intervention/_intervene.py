@@ -15,7 +15,7 @@ from torch import nn
 
 from ...operator._call import ObservedCall
 from ...operator._masks._data import describe
-from ...operator._tap import padding_in_place
+from ...operator._observers import padding_in_place
 from ..monitoring import CallSite
 from ..monitoring._record import StepCounts
 from ..monitoring._walk import ModuleHook, ModuleWalk, is_compiled

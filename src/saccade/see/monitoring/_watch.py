@@ -17,7 +17,7 @@ from torch import nn
 
 from ...operator._call import ObservedCall
 from ...operator._masks._data import describe, from_zero, whole
-from ...operator._tap import padding_in_place
+from ...operator._observers import padding_in_place
 from ._alarms import Alarm, Alarms
 from ._alarms_thresholds import Thresholds
 from ._gradients import GradientNorms

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...operator import _tap
+from ...operator import _observers
 from ..findings._finding import Location, Unmeasured
 from ..subject._inputs import NamedInputs
 from ..subject._subject import CallResult, Subject
@@ -58,7 +58,7 @@ def traced(
     for tensor, shadow in tokens:
         looking.know(tensor, shadow)
     # with gradients, so that what depends on a parameter says so
-    with torch.enable_grad(), _tap.observed_by(lambda call: looking.told(told, call)), looking:
+    with torch.enable_grad(), _observers.observed_by(lambda call: looking.told(told, call)), looking:
         result = subject(inputs, pairs=pairs, padding=padding)
     with torch.no_grad():
         computed = attentions(looking.scores, tokens, inputs.batch)

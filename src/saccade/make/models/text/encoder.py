@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....operator._tap import wants_padding_in_place
+from ....operator._observers import wants_padding_in_place
 from ....operator.nn import Encoder
 from ....operator.nn.stacks import LayerObserver
 from ..inputs import check_ids

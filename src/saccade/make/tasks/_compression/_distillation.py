@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ....operator._tap import aside, padding_in_place
+from ....operator._observers import aside, padding_in_place
 from ....operator.nn import Observation
 from ....operator.nn.stacks import LayerObserver
 from ....support._evaluating import evaluating

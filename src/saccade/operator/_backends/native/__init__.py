@@ -5,6 +5,6 @@ tensors; `_operator.py` is the same call for compilers; `_statistics.py` asks fo
 call, the tile walk and `chunked`, which has the derivatives that the kernels lack.
 """
 
-from ._run import attend, costs, lowered, quick, refuses, run
+from ._run import attend, costs, fast_forward, lowered, refuses, run
 
-__all__ = ["attend", "costs", "lowered", "quick", "refuses", "run"]
+__all__ = ["attend", "costs", "fast_forward", "lowered", "refuses", "run"]

@@ -83,7 +83,7 @@ def run(call: CheckedCall) -> tuple[Tensor, Tensor | None]:
     return attend(settings, call.needs_lse, call.query, call.key, call.value, parameter, call.sink)
 
 
-def quick(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | None:
+def fast_forward(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Tensor | None:
     """Compute a call without bias, sink, softcap, dropout and lse; None for any call that is not ordinary.
 
     The full way makes and asks objects for some 20 us, as long as F.scaled_dot_product_attention needs for all its work

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ....interception._tracing import TensorLabels, View, tensors_in, writes
-from ....operator import _tap
+from ....operator import _observers
 from ....operator._call import GraphTensor, ObservedCall, without_autocast
 from ....operator._masks import FromTensor
 from . import _thread
@@ -52,7 +52,7 @@ class SoftmaxWeights:
     lead: tuple[int, ...]
     number: int  # of the softmax
     dropout: float = 0.0
-    edits: _tap.CallEdits | None = None  # of the call
+    edits: _observers.CallEdits | None = None  # of the call
     spent: bool = False  # whether they were multiplied with values
 
 
@@ -126,19 +126,19 @@ class ByHandFollower:
             layout = self._layout(weights, [own.left, own.right, product.right.transpose(-2, -1)])
             if weights.edits is None or layout is None:
                 return result, call
-            with _tap.aside():
+            with _observers.aside():
                 return edited_output(weights.edits, call, product, layout, run, result)
         known = self._known.get(result) if func in _SOFTMAX else None
         if not isinstance(known, SoftmaxWeights):
             return result, call
         own, replay = known.scores.product, known.scores.replay
         self._release(replay)
-        changed, edits = result, _tap.edits_of(self._source)
+        changed, edits = result, _observers.edits_of(self._source)
         if edits is not None:
             layout = self._layout(known, [own.left, own.right])
             if layout is None:
                 raise ValueError("intervene: attention by hand cannot be changed: its number of heads is unknown")
-            with _tap.aside():
+            with _observers.aside():
                 changed = edited_weights(edits, own, replay, layout, run, result)
             self._known.pop(result)
         self._known.put(changed, replace(known, edits=edits, scores=replace(known.scores, replay=None)))
@@ -195,7 +195,7 @@ class ByHandFollower:
         elif weights is None:
             lead = tuple(result.shape[:-2])
             bias = None if product.added is None else ScoreTerm(product.added.detach(), lead)
-            replay = None if _tap.THREAD.editor is None else ScoresReplay(run)
+            replay = None if _observers.THREAD.editor is None else ScoresReplay(run)
             self._known.put(result, ObservedScores(product, lead, product.alpha, bias=bias, replay=replay))
             if replay is not None:
                 self._made_of.put(result, product)

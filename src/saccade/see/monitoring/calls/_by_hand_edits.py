@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ....interception._tracing import View
-from ....operator import _tap
+from ....operator import _observers
 from ....operator._call import AttentionCall, GraphTensor, ObservedCall
 from ._four_axes import AxisLayout, alike
 from ._observed_products import ObservedProduct
@@ -66,7 +66,7 @@ def _swap(old: Tensor, new: Tensor) -> Any:
 
 
 def edited_weights(
-    edits: _tap.CallEdits,
+    edits: _observers.CallEdits,
     own: ObservedProduct,
     replay: ScoresReplay | None,
     layout: AxisLayout,
@@ -102,12 +102,12 @@ def edited_weights(
         weights: Tensor = softmax.again(given, logits.reshape(given.shape))
         return weights.reshape(shape)
 
-    dense = _tap.DenseWeights(result.reshape(shape), logits, normalised)
+    dense = _observers.DenseWeights(result.reshape(shape), logits, normalised)
     return edits.weights(AttentionCall(query, key, key), dense).reshape(result.shape)
 
 
 def edited_output(
-    edits: _tap.CallEdits,
+    edits: _observers.CallEdits,
     call: ObservedCall,
     product: ObservedProduct,
     layout: AxisLayout,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....interception._hooks import SdpaCall
 from ....interception._tracing import SDPA, FunctionMode, is_kernel, overridden
-from ....operator import _tap
+from ....operator import _observers
 from ....operator._attention import attention
 from ....operator._call import AttentionCall, GraphTensor, ObservedCall
 from ....operator._masks import Mask, as_mask
@@ -28,8 +28,8 @@ from ._thread import counted_if_it_fails
 SOURCE = "F.scaled_dot_product_attention"
 
 
-class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
-    """Reports to `_tap` the attention calls among the functions of a forward."""
+class AttentionCallsMode(_observers.PassiveMode, FunctionMode):
+    """Reports to `_observers` the attention calls among the functions of a forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
 
     def passes(self) -> bool:
         """Whether there are no observers: then the running call is reported as a whole elsewhere."""
-        return torch.compiler.is_compiling() or not _tap.THREAD.observers
+        return torch.compiler.is_compiling() or not _observers.THREAD.observers
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is SDPA:
@@ -54,14 +54,14 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
                 self._origins.sees(func, args, kwargs, result)
         except Exception as error:  # as `counted_if_it_fails`, which is slower, and this runs for every function
             _thread.missed("origins of queries and keys", f"{type(error).__name__}: {error}")
-        if _tap.THREAD.editor is not None:
+        if _observers.THREAD.editor is not None:
             self._by_hand.made(func, args, result)
         if not by_hand:
             return result
         call: ObservedCall | None = None
         with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails("attention by hand"):
             call = self._by_hand.sees(func, args, kwargs, result)
-        if _tap.THREAD.editor is not None:
+        if _observers.THREAD.editor is not None:
             result, call = self._by_hand.edited(func, args, kwargs, result, call)
         if call is not None:
             _tell(call)
@@ -88,10 +88,10 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
         return replace(call, real=rows.real, rows_unknown=rows.unknown)
 
     def _sdpa(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-        edits = _tap.edits_of(SOURCE)
+        edits = _observers.edits_of(SOURCE)
         if edits is not None:
             return self._edited_sdpa(edits, func, SdpaCall.of(*args, **kwargs))
-        with _tap.aside():
+        with _observers.aside():
             out = func(*args, **kwargs)
         call: ObservedCall | None = None
         with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails(SOURCE):
@@ -100,7 +100,7 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
             _tell(call)
         return out
 
-    def _edited_sdpa(self, edits: _tap.CallEdits, func: Callable[..., Tensor], given: SdpaCall) -> Tensor:
+    def _edited_sdpa(self, edits: _observers.CallEdits, func: Callable[..., Tensor], given: SdpaCall) -> Tensor:
         meaning = given.meaning()
         if torch._C._are_functorch_transforms_active() or isinstance(meaning, str):
             reason = meaning if isinstance(meaning, str) else "inside a torch.func transform"
@@ -119,9 +119,9 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
                 return out.reshape(*query.shape[:3], value.shape[-1])
             return attention(*factors, **changed.arguments())
 
-        with _tap.aside() as observers:
+        with _observers.aside() as observers:
             edited = edits.answered(replace(meaning, real=rows.real), compute)
-            return meaning.shaped(_tap.tell_edited(observers, edited, SOURCE))
+            return meaning.shaped(_observers.notify_edited(observers, edited, SOURCE))
 
     def _seen(self, given: SdpaCall, out: Tensor) -> ObservedCall | None:
         meaning = "inside a torch.func transform" if torch._C._are_functorch_transforms_active() else given.meaning()
@@ -164,8 +164,8 @@ class AttentionCallsMode(_tap.PassiveMode, FunctionMode):
 
 
 def _tell(call: ObservedCall) -> None:
-    with _tap.aside() as observers:
-        _tap.tell(observers, call)
+    with _observers.aside() as observers:
+        _observers.notify(observers, call)
 
 
 def _as_given(given: SdpaCall, factors: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """The watchers of each thread, and the one mode that observes calls for all of them.
 
-Observers are registered in `_tap`, and the mode on PyTorch's stack, only while a watched forward runs.
+Observers are registered in `_observers`, and the mode on PyTorch's stack, only while a watched forward runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from ....operator import _tap
+from ....operator import _observers
 from ....operator._call import AttentionCall, ObservedCall
 from ....support._threads import PerThread
 
@@ -40,14 +40,14 @@ class Watching:
 
     watchers: tuple[CallWatcher, ...] = ()
     mode: Any = None
-    editing: Callable[[tuple[Any, ...]], _tap.CallEdits] | None = None  # joins the edits of all watchers
+    editing: Callable[[tuple[Any, ...]], _observers.CallEdits] | None = None  # joins the edits of all watchers
 
 
 THREAD = PerThread(Watching)
 
 
 def tell(call: ObservedCall) -> None:
-    """The observer of `_tap`: one function for all watches, so that compiled code meets the same one each time."""
+    """The observer of all watches: one function, so that compiled code meets the same one each time."""
     if torch.compiler.is_compiling():
         return
     with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails(call.source):
@@ -56,8 +56,8 @@ def tell(call: ObservedCall) -> None:
         watcher.observe(call)
 
 
-def _edits(source: str) -> _tap.CallEdits | None:
-    """The editor of `_tap`: joins all edits of a call, the outermost block's first."""
+def _edits(source: str) -> _observers.CallEdits | None:
+    """The editor of `_observers`: joins all edits of a call, the outermost block's first."""
     edits = tuple(edit for watcher in THREAD.held.watchers if watcher.edits_calls for edit in watcher.edits(source))
     return THREAD.held.editing(edits) if edits and THREAD.held.editing is not None else None
 
@@ -112,7 +112,7 @@ def with_rows(call: AttentionCall, source: str) -> AttentionCall:
     return with_rows_
 
 
-def edited_by(editing: Callable[[tuple[Any, ...]], _tap.CallEdits]) -> None:
+def edited_by(editing: Callable[[tuple[Any, ...]], _observers.CallEdits]) -> None:
     """Set the function that joins the edits of a call; the same for all of this thread."""
     THREAD.held.editing = editing
 
@@ -122,18 +122,20 @@ def begin(watcher: CallWatcher, make_mode: Callable[[], TorchFunctionMode]) -> N
     if not THREAD.held.watchers:
         THREAD.held.mode = make_mode()
         _push_mode(THREAD.held.mode)
-        _tap.THREAD.observers = (*_tap.THREAD.observers, tell)
+        _observers.THREAD.observers = (*_observers.THREAD.observers, tell)
     THREAD.held.watchers = (*THREAD.held.watchers, watcher)
-    _tap.THREAD.editor = _edits if any(other.edits_calls for other in THREAD.held.watchers) else None
+    _observers.THREAD.editor = _edits if any(other.edits_calls for other in THREAD.held.watchers) else None
 
 
 def end(watcher: CallWatcher) -> None:
     """Stop reporting to `watcher`. Watchers may end in another order than they began."""
     THREAD.held.watchers = tuple(other for other in THREAD.held.watchers if other is not watcher)
     if not any(other.edits_calls for other in THREAD.held.watchers):
-        _tap.THREAD.editor = None
+        _observers.THREAD.editor = None
     if not THREAD.held.watchers and THREAD.held.mode is not None:
-        _tap.THREAD.observers = tuple(observer for observer in _tap.THREAD.observers if observer is not tell)
+        _observers.THREAD.observers = tuple(
+            observer for observer in _observers.THREAD.observers if observer is not tell
+        )
         mode, THREAD.held.mode = THREAD.held.mode, None
         mode.ended()
         _remove(mode)

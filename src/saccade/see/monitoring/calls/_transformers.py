@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....operator import _tap
+from ....operator import _observers
 from ....operator._attention import attention
 from ....operator._call import AttentionCall, GraphTensor, ObservedCall
 from . import _thread
@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 
 @contextlib.contextmanager
 def attention_functions() -> Iterator[None]:
-    """Report to `_tap` the calls of attention functions that models of transformers look up on this thread."""
+    """Report to `_observers` the calls of attention functions that models of transformers look up on this thread."""
     if "transformers" not in sys.modules:  # then no model of it exists
         yield
         return
@@ -38,10 +38,10 @@ def attention_functions() -> Iterator[None]:
 def _telling(function: Function) -> Function:
     @functools.wraps(function)
     def reported(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any) -> Any:
-        if not _thread.THREAD.held.watchers or not _tap.THREAD.observers:
+        if not _thread.THREAD.held.watchers or not _observers.THREAD.observers:
             return function(module, query, key, value, attention_mask, **more)
-        edits = _tap.edits_of(_name(function))
-        with _tap.aside() as observers:
+        edits = _observers.edits_of(_name(function))
+        with _observers.aside() as observers:
             if edits is not None:
                 return _edited(edits, observers, function, module, (query, key, value), attention_mask, more)
             given = function(module, query, key, value, attention_mask, **more)
@@ -49,15 +49,15 @@ def _telling(function: Function) -> Function:
             with torch.no_grad(), torch._C.DisableTorchFunction(), _thread.counted_if_it_fails(_name(function)):
                 call = _call(function, module, query, key, value, attention_mask, given, more)
             if call is not None:
-                _tap.tell(observers, call)
+                _observers.notify(observers, call)
         return given
 
     return reported
 
 
 def _edited(
-    edits: _tap.CallEdits,
-    observers: tuple[_tap.Observer, ...],
+    edits: _observers.CallEdits,
+    observers: tuple[_observers.Observer, ...],
     function: Function,
     module: Any,
     given: tuple[Tensor, Tensor, Tensor],
@@ -88,7 +88,7 @@ def _edited(
     edited = edits.answered(meaning, compute)
     if edited.weights is not None and _wants_weights(module, more):
         weights = edited.weights().to(given[0].dtype)
-    return _tap.tell_edited(observers, edited, _name(function), module).transpose(1, 2), weights
+    return _observers.notify_edited(observers, edited, _name(function), module).transpose(1, 2), weights
 
 
 def _without_unused_keys(call: AttentionCall) -> AttentionCall:

@@ -85,16 +85,16 @@ def observed_by(observer: Observer) -> Iterator[None]:
         THREAD.observers = before
 
 
-def tell(observers: tuple[Observer, ...], call: ObservedCall) -> None:
+def notify(observers: tuple[Observer, ...], call: ObservedCall) -> None:
     for observer in observers:
         observer(call)
 
 
-def tell_edited(observers: tuple[Observer, ...], edited: EditedOutput, source: str, module: Any = None) -> Tensor:
+def notify_edited(observers: tuple[Observer, ...], edited: EditedOutput, source: str, module: Any = None) -> Tensor:
     """Notify observers of an edited call as it was computed, and return its output."""
     if edited.call is not None:
         call = edited.call.observed(edited.out, source, module)
-        tell(observers, replace(call, used=call.graph_tensors()))  # which rows are tokens is known by now
+        notify(observers, replace(call, used=call.graph_tensors()))  # which rows are tokens is known by now
     return edited.out
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import saccade
-from saccade.operator import _tap
+from saccade.operator import _observers
 
 
 def inputs(*, grad=False, dtype=torch.float32):
@@ -20,7 +20,7 @@ def inputs(*, grad=False, dtype=torch.float32):
 def told(function):
     """(what `function` gives, the calls of which its thread's observer was told)."""
     seen = []
-    with _tap.observed_by(seen.append):
+    with _observers.observed_by(seen.append):
         return function(), seen
 
 
@@ -54,8 +54,8 @@ def test_observed_calls_give_the_same_bits_and_gradients(backend):
 def test_every_observer_is_told_and_none_afterwards():
     inner, outer = [], []
     query, key, value = inputs()
-    with _tap.observed_by(outer.append):
-        with _tap.observed_by(inner.append):
+    with _observers.observed_by(outer.append):
+        with _observers.observed_by(inner.append):
             saccade.attention(query, key, value)
         saccade.attention(query, key, value)
     saccade.attention(query, key, value)
@@ -66,7 +66,7 @@ def test_calls_inside_of_another_are_not_told():
     query, key, value = inputs()
 
     def whole():
-        with _tap.aside() as observers:
+        with _observers.aside() as observers:
             saccade.attention(query, key, value)
             assert len(observers) == 1
         saccade.attention(query, key, value)
@@ -81,12 +81,12 @@ def test_an_exception_leaves_no_observer_behind():
     def fails(call):
         raise RuntimeError("from the observer")
 
-    with pytest.raises(RuntimeError, match="from the observer"), _tap.observed_by(fails):
+    with pytest.raises(RuntimeError, match="from the observer"), _observers.observed_by(fails):
         saccade.attention(query, key, value)
-    assert _tap.THREAD.observers == ()
-    with pytest.raises(ValueError, match="key has width"), _tap.observed_by(fails):
+    assert _observers.THREAD.observers == ()
+    with pytest.raises(ValueError, match="key has width"), _observers.observed_by(fails):
         saccade.attention(query, key[..., :3], value)
-    assert _tap.THREAD.observers == ()
+    assert _observers.THREAD.observers == ()
 
 
 def test_other_threads_are_not_observed():
