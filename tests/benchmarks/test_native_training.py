@@ -175,7 +175,7 @@ def test_losses_that_rounding_does_not_explain_are_not_written(backend, tiny, tm
         out, lse = right(call)
         return out * (1 + 1e-4), lse
 
-    monkeypatch.setattr(saccade.operator._backends.native, "quick", lambda *_: None)
+    monkeypatch.setattr(saccade.operator._backends.native, "fast_forward", lambda *_: None)
     monkeypatch.setattr(saccade.operator._backends.native, "run", wrong)
     with pytest.raises(AssertionError, match=r"^native: a loss differs by \d\.\de-0[3-6] from float64's"):
         training.main(tiny)
@@ -198,7 +198,9 @@ def test_what_is_bound_computes_every_layer(backend, monkeypatch):
     before, chosen = training.place.attention, []
     module = saccade.operator._attention.BACKENDS[backend]
     run = module.run
-    monkeypatch.setattr(saccade.operator._backends.native, "quick", lambda *_: None)  # the short way passes `run` by
+    monkeypatch.setattr(
+        saccade.operator._backends.native, "fast_forward", lambda *_: None
+    )  # the short way passes `run` by
     monkeypatch.setattr(module, "run", lambda call: chosen.append(backend) or run(call))
     model, clock = training.Setting(13, 2, 1, 1, layers=3, heads=2, width=32).model(5), training.Clock()
     with training.bound(backend, clock):

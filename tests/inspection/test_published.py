@@ -71,7 +71,7 @@ def test_weights_that_are_not_finite_are_told(folder, tmp_path):
     name = next(name for name in tensors if name.endswith("wte.weight"))
     tensors[name][0, 0] = float("nan")
     safetensors.torch.save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="damaged, tokens.weight contains numbers that are not finite"):
+    with pytest.raises(ValueError, match="damaged, tokens.weight holds weights that are not finite numbers"):
         open_model(copy)
 
 

@@ -427,7 +427,7 @@ def test_a_softmax_that_nobody_can_explain_is_counted():
         model(torch.randn(B, L, E))
     assert not seen.calls
     assert seen.unobserved["0: softmax"].count == 2
-    assert "no product of queries and keys" in seen.unobserved["0: softmax"].reason
+    assert "not known to be a product of queries and keys" in seen.unobserved["0: softmax"].reason
     assert [missed.count for name, missed in seen.unobserved.items() if name != "0: softmax"] == [2]
     assert "0: softmax (2)" in str(seen)
 

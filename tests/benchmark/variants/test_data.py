@@ -154,7 +154,7 @@ def test_text_and_length(tmp_path):
 def test_a_model_that_cannot_be_read(tmp_path):
     empty = tmp_path / "it.txt"
     empty.write_text(" \n")
-    with pytest.raises(ValueError, match="it.txt: nothing but blanks"):
+    with pytest.raises(ValueError, match="it.txt: expected texts, got only blanks"):
         model_data(text=empty, most=5)
     with pytest.raises(ValueError, match="layer: the model has layers 0 to 3, got 4"):
         model_data(layer=4, most=5)
