@@ -198,9 +198,7 @@ def test_what_is_bound_computes_every_layer(backend, monkeypatch):
     before, chosen = training.place.attention, []
     module = saccade.operator._attention.BACKENDS[backend]
     run = module.run
-    monkeypatch.setattr(
-        saccade.operator._backends.native, "fast_forward", lambda *_: None
-    )  # the short way passes `run` by
+    monkeypatch.setattr(saccade.operator._backends.native, "fast_forward", lambda *_: None)  # it passes `run` by
     monkeypatch.setattr(module, "run", lambda call: chosen.append(backend) or run(call))
     model, clock = training.Setting(13, 2, 1, 1, layers=3, heads=2, width=32).model(5), training.Clock()
     with training.bound(backend, clock):
