@@ -96,7 +96,7 @@ class BrokenPromise(Exception):
 
 
 class Promises(pytest.Item):
-    """What one family of checks says of a target."""
+    """The promises of one family of checks about a target."""
 
     parent: VerifiedTarget
 

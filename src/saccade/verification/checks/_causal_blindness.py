@@ -201,7 +201,7 @@ def _irregular(odd: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility],
 
 
 def _is_fixed(views: Sequence[_HeadVisibility]) -> bool:
-    """Whether what is seen at a short length is the corner of what is seen at a long one."""
+    """Whether visibility at a short length equals the corner of visibility at a longer one."""
     heads: dict[int | None, list[_HeadVisibility]] = {}
     for view in views:
         heads.setdefault(view.head, []).append(view)

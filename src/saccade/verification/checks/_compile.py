@@ -74,7 +74,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _compiled(subject: Subject, inputs: NamedInputs) -> tuple[Tensor, int]:
-    """What the captured target gives, and into how many graphs it was broken."""
+    """The output of the compiled target, and the number of graphs."""
     graphs = 0
 
     def count(graph: Any, example: Any) -> Any:

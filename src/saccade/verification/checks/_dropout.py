@@ -261,7 +261,7 @@ def _renormalised(lowest: float, highest: float, draw: RandomDraw) -> Finding:
 
 
 def _dropped_together(dropped: Tensor, there: Tensor) -> str | None:
-    """In words, what is only ever dropped together. dropped (draws, ..., Lq, Lk)"""
+    """Which weights are only dropped together, in words. dropped (draws, ..., Lq, Lk)"""
 
     def together(axis: int) -> bool:
         """Whether along an axis all that is there is dropped or nothing is."""

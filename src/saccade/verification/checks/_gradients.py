@@ -163,8 +163,8 @@ def _from_backward(point: _DerivativePoint) -> Iterator[Finding]:
 
 
 def _cut_off(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Finding]:
-    """Tensors without gradient, whole or by rows, that do change the output. The bias of the keys changes nothing,
-    because a softmax does not see what is added to all its logits, and so it is no finding."""
+    """Tensors (or rows of them) without gradient that change the output. The bias of keys is none: a softmax ignores
+    what is added to all its logits."""
     named, change = [], 0.0
     for name, grad in grads.items():
         still = _zero_rows(grad)
@@ -205,7 +205,7 @@ def _zero_elsewhere(point: _DerivativePoint, name: str, still: Tensor) -> Tensor
 
 
 def _zero_rows(grad: Tensor) -> Tensor | None:
-    """Where a gradient is zero: everywhere, or in a quarter of the rows or columns at least."""
+    """Which part of a gradient is zero: all of it, or at least a quarter of the rows or columns."""
     zero = grad == 0
     if bool(zero.all()) or grad.dim() < 2:
         return zero if zero.float().mean() >= 0.25 else None
@@ -360,7 +360,7 @@ def _step_of(point: _DerivativePoint, names: tuple[str, ...]) -> Location | None
 
 
 def _own_backward(out: Tensor) -> Location | None:
-    """Where the backward of an autograd.Function of the target's own stands."""
+    """The line of the backward of an autograd.Function in the target's own code."""
     nodes, visited = [out.grad_fn], set()
     while nodes:
         node = nodes.pop()

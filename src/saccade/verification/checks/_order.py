@@ -219,14 +219,14 @@ def _findings_of(subject: Subject, ratio: float) -> Iterator[Finding]:
 
 
 def _line_of_use(subject: Subject) -> Location | None:
-    """Where positions meet the input, or where it is turned along the sequence."""
+    """The line where positions are combined with the input, or where the input is rotated along the sequence."""
     inputs = subject.one_sequence(subject.inputs(2, _LENGTH, _LENGTH + 4 if subject.form == "cross" else None))
     used = positions(subject, inputs).used
     return used[0] if used else line_over_sequence(steps_of(subject, inputs), _LENGTH)
 
 
 def _line_of_loss(subject: Subject) -> Location | None:
-    """Where positions are thrown away or become all the same; else where they are used, or made."""
+    """The line where positions are dropped or become equal; otherwise where they are used or made."""
     lines_of = positions(subject, subject.one_sequence(subject.inputs(2, _LENGTH)))
     last = [lines[-1] for lines in (lines_of.used, lines_of.made) if lines]
     return thrown_away(subject) or next(iter([*lines_of.lost, *last]), None)
@@ -268,7 +268,7 @@ class _RotatedRows:
 
 
 def _rotations(subject: Subject, inputs: NamedInputs) -> tuple[_RotatedRows, ...]:
-    """Those of one call whose angles differ from 0 and whose rows' positions are known."""
+    """Rotations of one call with angles other than 0 and known positions."""
     looked = traced(subject, inputs)
     assert looked.tokens is not None
     known = [(factor, _positions(factor, looked.tokens)) for factor in _rotating(looked.factors)]

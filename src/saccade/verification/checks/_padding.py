@@ -209,7 +209,7 @@ def _left_padding(subject: Subject) -> Iterator[Finding]:
 
 
 def _more_padding(subject: Subject) -> Iterator[Finding]:
-    """The same sentence, padded to more and to less."""
+    """A sentence's outputs must not change with the amount of padding."""
     exact = subject if subject.form == "tokens" else influence.in_double(subject)
     real, outs = 4, []
     most = subject.reading.max_length
@@ -252,7 +252,7 @@ def _more_padding(subject: Subject) -> Iterator[Finding]:
 
 
 def _length_line(padded: _PaddedSubject) -> Location | None:
-    """Where a length enters: a mean along the sequence, else the scale."""
+    """The line where a length is computed: a mean along the sequence, else the scale."""
     line = line_over_sequence(steps_of(padded.subject, padded.inputs, **padded.masks), padded.inputs.key_length)
     scales = [
         attention.lines[kind]

@@ -97,7 +97,7 @@ def _parts(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _saved(subject: Subject) -> Iterator[Finding]:
-    """Its state, saved, read and loaded into another one of its kind."""
+    """A new target of the same class with the saved and loaded state."""
     loss = _saving_loss(subject)
     if loss is None:
         return
@@ -224,7 +224,7 @@ def _left_behind(moved: Subject, inputs: NamedInputs) -> list[str]:
 
 @dataclass(frozen=True)
 class _SavingLoss:
-    """What saving and loading a state changed."""
+    """What saving and loading a state has changed."""
 
     raised: str = ""  # by saving or loading
     refused: bool = False  # what is saved is more than tensors, and read with weights_only=False alone

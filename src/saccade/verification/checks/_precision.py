@@ -144,7 +144,7 @@ def _in_dtype(subject: Subject, dtype: torch.dtype, cases: tuple[_InputRange, ..
 
 
 def _widened(half: Subject, case: _InputRange, dtype: torch.dtype) -> _WidenedCall | None:
-    """The same rounded numbers in float64, or in float32 where that cannot be had."""
+    """The same rounded numbers in float64, or in float32 if float64 is not supported."""
     for wide in (torch.float64, torch.float32):
         if wide == dtype:
             break
@@ -250,7 +250,7 @@ def _moved(tensor: Tensor, size: float, seed: int) -> Tensor:
 
 
 def _overflows(operation: Any, given: tuple[Any, ...], result: Any) -> str:
-    """The name of an operation that makes what is not finite of what is."""
+    """The name of the operation that turns finite numbers into NaN or Inf."""
     name = str(operation.overloadpacket.__name__)
     taken, made = (
         [leaf for leaf in tree_leaves(each) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

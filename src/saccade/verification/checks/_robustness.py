@@ -49,7 +49,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _repeated(subject: Subject) -> Iterator[Finding]:
-    """The same input twice, another one between."""
+    """The same input must give the same output after a call with another input."""
     if subject.reading.cache is not None and subject.reading.cache.kind == "inside":
         return  # told by cache
     copy, inputs = subject.fresh(), subject.inputs(2, 7)
@@ -270,7 +270,7 @@ _MEND_SQUARE = f"mask = {TRIANGLE}  # L = x.shape[1]; a buffer is max_length wid
 
 
 def _strides(subject: Subject) -> Iterator[Finding]:
-    """The same numbers in another order in memory."""
+    """Inputs with other strides and equal values must give the same output."""
     if subject.form == "tokens":
         return
     wide = exact(subject)

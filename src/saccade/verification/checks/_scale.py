@@ -163,7 +163,7 @@ def _centred(scores: Tensor, visible: Tensor) -> Tensor:
 
 
 def _without_rows(scores: Tensor, visible: Tensor) -> Tensor:
-    """Less the mean of each row over what is visible; 0 elsewhere."""
+    """Subtract each row's mean over visible entries; 0 elsewhere."""
     scores = torch.where(visible, scores, 0.0)
     mean = scores.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True).clamp_min(1)
     return torch.where(visible, scores - mean, 0.0)

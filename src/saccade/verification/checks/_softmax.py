@@ -96,7 +96,7 @@ def _is_repeatable(subject: Subject, inputs: NamedInputs, calls: tuple[TracedAtt
 
 
 def _of_weights(traced: TracedAttention) -> Finding | None:
-    """What is wrong with the weights of one attention computation."""
+    """Faults in the weights of one attention computation."""
     weights = traced.weights.detach().double()
     if traced.in_pieces:
         return None

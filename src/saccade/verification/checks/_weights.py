@@ -159,7 +159,7 @@ def _hidden_weight(
 
 
 def _explanation(returned: Tensor, traced: TracedAttention, plain: TracedAttention) -> str:
-    """What the returned weights are, in words."""
+    """A description of the returned weights."""
     weights = traced.weights
     if _same(returned.mT, weights):
         return "queries and keys are exchanged"
@@ -237,7 +237,7 @@ def _equal(tensor: Tensor, other: Tensor) -> bool:
 
 
 def _with_dropout(subject: Subject) -> Iterator[Finding]:
-    """In training: whether dropout is in what is returned."""
+    """Whether the weights returned in train mode contain dropout."""
     rates = rates_of(subject)
     if not rates:
         return

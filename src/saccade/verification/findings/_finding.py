@@ -70,7 +70,7 @@ class Inapplicable(Exception):
 
 
 class Unmeasured(Inapplicable):
-    """A check applies to this target, and what it asks could not be measured. The message gives the reason."""
+    """Raised by a check that applies to a target but could not measure it. The message gives the reason."""
 
 
 class TargetError(Exception):
@@ -89,7 +89,7 @@ class TargetError(Exception):
 
 
 class UnreadableResult(TargetError):
-    """A call ended, and what it returned is not what the reading says: the reading may be wrong, and not the target."""
+    """A call succeeded, but its result does not fit the reading: the reading may be wrong, not the target."""
 
 
 class Undecided(ValueError):

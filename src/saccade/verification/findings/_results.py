@@ -9,7 +9,7 @@ from ._finding import Finding, Outcome
 
 @dataclass(frozen=True)
 class Results:
-    """What `verify` found; see `Report`."""
+    """The result of `verify`; see `Report`."""
 
     target: str  # as the user named it
     called: str  # how it is called, in words: "forward(x, mask) with x (batch, length, width)"

@@ -13,7 +13,7 @@ from ._finding import Location
 
 
 def shown_path(path: str) -> str:
-    """The path from the working folder where it is below it, else as it is."""
+    """The path relative to the working folder if it is inside, otherwise unchanged."""
     try:
         relative = os.path.relpath(path)
     except ValueError:  # another drive

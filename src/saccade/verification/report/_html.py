@@ -31,7 +31,7 @@ def as_page(report: Results, generator: str = "Saccade") -> str:
 
 
 def as_fragment(report: Results) -> str:
-    """What a notebook shows: with a ground of its own, as its inks follow the system and not the notebook's theme."""
+    """The report for a notebook, with its own background: its colours follow the system, not the notebook's theme."""
     style = "padding:1rem 1.25rem;color-scheme:light dark;background:light-dark(#fdfdfc,#111216)"
     return f'<div style="{style}">{_rendered("report.html.j2", report, "Saccade")}</div>'
 

@@ -32,14 +32,14 @@ _STYLES = {
 
 
 class StyledText(NamedTuple):
-    """A run of text and what it is: a key of `_STYLES`."""
+    """A run of text and its style, a key of `_STYLES`."""
 
     text: str
     style: str = ""
 
     @property
     def rich(self) -> str:
-        """Its style as rich writes it."""
+        """The style in rich's notation."""
         return _STYLES[self.style]
 
 
@@ -207,7 +207,7 @@ def _finding(finding: Finding, width: int) -> Iterator[Line]:
 
 
 def fix_lines(fix: str, width: int) -> Iterator[str]:
-    """Its lines; the comment of code that is too long stands above it, so that the code stays whole."""
+    """The lines of a fix; a comment behind code that would be too long stands above it."""
     for line in fix.splitlines():
         code, mark, comment = line.partition("  # ")
         if mark and len(line) > width and is_code(line):

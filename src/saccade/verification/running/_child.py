@@ -36,7 +36,7 @@ GRACE = 2.0  # seconds: a child that is over its limit writes where it is, befor
 
 @dataclass(frozen=True)
 class Limits:
-    """What a target may use.
+    """Resources that a target may use.
 
     `seconds` is for loading it, for finding out how it is called, and for each check. `gib` is memory above what the
     process has at its start (on Linux; elsewhere only the time is limited). Both grow with a model: by `seconds` for
@@ -79,7 +79,7 @@ class ChildEnded:
 
 @dataclass(frozen=True)
 class ChildOutput:
-    """What the children wrote to their standard output and error; the last message."""
+    """Standard output and error of the children; the last message."""
 
     text: str
 
@@ -154,7 +154,7 @@ class Child:
             reader.close()
 
     def messages(self) -> Iterator[Message]:
-        """What the child sends, until it is done or dead; then `death` says how."""
+        """Messages of the child, until it is done or dead; then `death` gives the reason."""
         deadline = time.monotonic() + STARTING
         while True:
             ready = wait([*self._readers[:2], self._process.sentinel], max(0.0, deadline - time.monotonic()))
@@ -215,7 +215,7 @@ class Child:
             self.printed += read[: MOST_PRINTED - len(self.printed)]
 
     def _trace(self) -> str:
-        """What faulthandler wrote."""
+        """The traceback written by faulthandler."""
         written = bytearray()
         with contextlib.suppress(EOFError, OSError):
             while self._traces.poll():
@@ -227,7 +227,7 @@ class Child:
 
 
 def _read(connection: Connection[Any, Any]) -> bytes:
-    """What there is in a pipe: bytes as they come, not what `send` makes."""
+    """The bytes available in a pipe; they are raw, not made by `send`."""
     return os.read(connection.fileno(), 65536) if os.name == "posix" else connection.recv_bytes()
 
 

@@ -23,7 +23,7 @@ from ._run import run_check
 
 @dataclass(frozen=True)
 class Job:
-    """What to verify. It pickles where `target` and `how` do."""
+    """The target and how to verify it. It pickles if `target` and `how` do."""
 
     target: Any  # the object, or "path/to/file.py:Name", or "hf:DIR_OR_ID"
     arguments: Mapping[str, Any] = field(default_factory=dict)  # of its constructor
@@ -36,7 +36,7 @@ class Job:
 
 @dataclass(frozen=True)
 class StageBegun:
-    """What is about to be done: "loading", "calling", "looking", or the name of a check."""
+    """The next stage: "loading", "calling", "looking", or the name of a check."""
 
     name: str
 
@@ -77,7 +77,7 @@ class TargetUnusable:
 
 @dataclass(frozen=True)
 class RequestError:
-    """What the user asked for cannot be done: an error to raise."""
+    """The user's request cannot be fulfilled: an error to raise."""
 
     error: Exception
     traceback: str = ""  # of the process that it happened in

@@ -38,8 +38,8 @@ def _status(findings: Sequence[Finding], reason: str) -> Literal["passed", "fail
 
 
 def _run(check: Check, subject: Subject) -> tuple[list[Finding], str, bool]:
-    """What it found, why it could not go on, and whether it measured what it asks; a limit of ours is no finding about
-    a model that is not small."""
+    """The findings of a check, why it stopped early, and whether it measured its promise; our own limits are a finding
+    only for small models."""
     findings, reason, measured = _run_to_the_end(check, subject)
     own = [finding for finding in findings if not _by_our_limit(finding, subject)]
     short = len(own) < len(findings) or any(words in reason.lower() for words in MEMORY_WORDS)
@@ -63,7 +63,7 @@ def _by_our_limit(finding: Finding, subject: Subject) -> bool:
 
 
 def _run_to_the_end(check: Check, subject: Subject) -> tuple[list[Finding], str, bool]:
-    """Findings, why the check ended before its end ("": it did not), and whether it measured what it asks."""
+    """Findings, the reason for stopping early ("" if none), and whether the check measured its promise."""
     findings: list[Finding] = []
     only = subject.reading.only_length
     if only is not None and check.name not in _AT_ONE_LENGTH:
@@ -146,7 +146,8 @@ _KNOWN = (  # what errors say, and what a finding does: message, effect and fix
 
 
 def raised(check: Check | None, error: str, location: Location | None) -> Finding:
-    """What a target raised, as a finding: memory, exit and a missing GPU are of robustness whatever was tested."""
+    """A finding about an error that a target raised; memory, exit and a missing GPU belong to robustness in every
+    check."""
     name = "robustness" if check is None else check.name
     lowered, evidence = error.lower(), {"raised": error}
     if lowered.startswith("exit("):

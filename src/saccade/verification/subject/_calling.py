@@ -24,7 +24,7 @@ _DTYPES = {"bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
 
 @dataclass(frozen=True, eq=False)
 class CallRequest:
-    """What a check asks for in one call, in our terms."""
+    """The arguments of one call in a common form, as checks state them."""
 
     inputs: NamedInputs
     pairs: Tensor | None = None  # (Lq, Lk) or (B, H or 1, Lq, Lk), True = attend
@@ -63,7 +63,7 @@ def _weights(returned: Any, reading: Reading) -> Tensor | None:
 
 
 def invoke(target: Any, reading: Reading, given: CallRequest) -> Any:
-    """Call the target with its own arguments and give what it returns."""
+    """Call the target with its own arguments and return its result."""
     return entered(target, reading, *arguments_of(reading, given))
 
 
@@ -75,8 +75,8 @@ def entered(target: Any, reading: Reading, places: tuple[Any, ...], keywords: di
 
 
 def guarded(function: Callable[..., Any], *places: Any, **keywords: Any) -> Any:
-    """`function(...)`; what it raises comes as TargetError, with where. A copy that it makes of this process ends here:
-    going on, each copy would copy itself in the next call."""
+    """`function(...)`; its errors become TargetError with their location. A forked copy of this process ends here: if
+    it went on, each copy would fork again in the next call."""
     own = os.getpid()
     try:
         return function(*places, **keywords)
@@ -244,7 +244,7 @@ def _four(pairs: Tensor) -> Tensor:
 
 
 def picked(returned: Any, where: int | str | None) -> Any:
-    """What stands at `where`: a place, a key or an attribute; None: all of it."""
+    """The part of a result at `where`: an index, a key or an attribute; None: the whole result."""
     if where is None:
         return returned
     try:

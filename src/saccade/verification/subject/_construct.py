@@ -152,7 +152,7 @@ class _UsualSizes:
         return hinted.get(kind) if self.hints.embed_dim else None
 
     def of(self, name: str) -> Any:
-        """A value for a name that says what it is; KeyError where it does not."""
+        """A value for a parameter with a telling name; KeyError for other names."""
         if name.lower() in ("num_kv_groups", "num_query_groups"):
             return KV_HEADS if self.heads % KV_HEADS == 0 else 1
         return {
@@ -193,8 +193,8 @@ def _required(target: type, name: str, sizes: _UsualSizes) -> Any:
 
 
 def _config(target: type, parameter: inspect.Parameter, sizes: _UsualSizes, given: Mapping[str, Any]) -> Any:
-    """A configuration: its dataclass with what has no default filled in, else an object of what the class reads; with
-    what is `given` of it."""
+    """A configuration object: its dataclass with required fields filled in, otherwise an object with the attributes
+    that the class reads; `given` has precedence."""
     attributes, keys = _read_of(target, parameter.name)
     kind = _annotated(target, parameter) or (None if keys else _nearby(target))
     if kind is not None and dataclasses.is_dataclass(kind):
@@ -253,7 +253,7 @@ def _nearby(target: type) -> type | None:
 
 
 def _read_of(target: type, name: str) -> tuple[list[str], list[str]]:
-    """What a class reads of its configuration: attributes, and keys."""
+    """Attributes and keys of its configuration that a class reads."""
     try:
         tree = parsed_by(ast.parse, textwrap.dedent(parsed_by(inspect.getsource, target)))
     except (OSError, TypeError, SyntaxError):

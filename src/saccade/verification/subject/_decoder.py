@@ -82,7 +82,7 @@ class CachedDecoder:
         return result.out
 
     def next_call(self, piece: NamedInputs) -> Subject:
-        """The target as it is called next, for `piece`, with all that it has kept."""
+        """The next call of the target, for `piece`, with the state of all earlier ones."""
         cache, reading = self._cache, self._subject.reading
         keywords = dict(reading.constants)
         call = reading.call
@@ -129,7 +129,7 @@ def _with_method(name: str) -> Callable[..., Any]:
 
 
 def picked_state(returned: Any, where: int | str | tuple[int, ...] | None) -> Any:
-    """What stands at `where` of what was returned.
+    """The state at `where` of a result.
 
     Raises:
         UnreadableResult: nothing stands there.

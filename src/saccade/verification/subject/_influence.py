@@ -189,7 +189,7 @@ def dependence(subject: Subject, length: int, batch: int = 2) -> Tensor:
 
 
 def at_lengths(subject: Subject, wanted: Iterable[int], measure: Callable[[int], T | None]) -> dict[int, T]:
-    """What `measure` gives at each of these lengths that the target takes.
+    """The results of `measure` at those of these lengths that the target supports.
 
     Raises:
         TargetError: it takes none of them.
@@ -216,7 +216,7 @@ def sequence_side(subject: Subject) -> Side:
 
 
 def direction_of(sizes: Tensor) -> Direction:
-    """Of (B, H, L, L) sizes or booleans: each head and item must agree."""
+    """The direction of sizes or booleans (B, H, L, L), if all heads and items agree."""
     upper = above_diagonal(sizes > 0)
     if not upper.any():
         return "causal"
@@ -276,7 +276,7 @@ def four(tensor: Tensor) -> Tensor:
 
 
 def leaves(inputs: NamedInputs) -> NamedInputs:
-    """Copies that collect gradients; what is one tensor under several names stays one."""
+    """Copies that collect gradients; a tensor with several names is copied once."""
     return _as_one(inputs, NamedInputs.leaves) if _is_one(inputs) else inputs.leaves()
 
 

@@ -54,7 +54,7 @@ class NamedInputs:
         return tuple(name for name in self.tensors if name in wanted)
 
     def map(self, change: Callable[[Tensor], Tensor], names: Sequence[str] | None = None) -> NamedInputs:
-        """The same with `change` made to each tensor, or to those of `names`."""
+        """Inputs with `change` applied to each tensor, or to those in `names`."""
         chosen = self.tensors if names is None else names
         return replace(self, tensors={k: change(v) if k in chosen else v for k, v in self.tensors.items()})
 

@@ -21,7 +21,7 @@ _TURNING = frozenset(
 
 
 def ends_learned_positions(subject: Subject, inputs: NamedInputs) -> bool:
-    """Whether the call raises where rows of a parameter are taken, or where those that were taken meet something."""
+    """Whether a call raises while it looks up rows of a parameter, or combines looked-up rows with other tensors."""
     mode = _PositionRows(inputs["tokens"] if inputs.vocabulary else None)
     try:
         with mode:
@@ -32,7 +32,7 @@ def ends_learned_positions(subject: Subject, inputs: NamedInputs) -> bool:
 
 
 class _PositionRows(FunctionMode):
-    """Follows what is taken out of parameters by place, and no further than it is turned and scaled."""
+    """Follows rows looked up in parameters through transposes and scalings."""
 
     def __init__(self, tokens: Tensor | None) -> None:
         super().__init__()

@@ -114,7 +114,8 @@ def _kind(result: Any) -> str:
 
 
 def _candidates(module: ModuleType) -> list[str]:
-    """What may be attention: modules, their classes, and functions with three inputs or a telling name, made here."""
+    """Possible attention in a module: instances, classes, and functions with three inputs or a telling name, defined
+    there."""
     return [name for name, value in vars(module).items() if not name.startswith("_") and _may_be(value, name, module)]
 
 

@@ -172,7 +172,7 @@ def _start(module: nn.Module) -> str | None:
 
 
 def _output_place(returned: Any, length: int) -> int | str | None:
-    """Where in what was returned the output for each position is; `_NOWHERE` if it is not."""
+    """The place of the output for each position in a result; `_NOWHERE` if there is none."""
 
     def fits(value: Any) -> bool:
         return isinstance(value, Tensor) and value.dim() == 3 and value.shape[:2] == (2, length)

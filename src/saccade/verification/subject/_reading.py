@@ -17,7 +17,7 @@ Meaning = Literal["attend", "ignore", "additive"]
 
 @dataclass(frozen=True)
 class Promise:
-    """What the author promises of the target. None: no promise, and the observed behaviour decides.
+    """The author's promises about the target. None: no promise, so the observed behaviour decides.
 
     Unset `positions`: a note says whether the order matters. Unset `kv_order`: "repeat" is a warning.
 
@@ -41,7 +41,7 @@ class Promise:
 
 @dataclass(frozen=True)
 class Hints:
-    """What the user says about how to call the target. The rest is found by trials; a `Reading` says all of it.
+    """The user's information on how to call the target. The rest is found by trials; a `Reading` holds all of it.
 
     Example:
         >>> import torch, saccade
@@ -202,7 +202,7 @@ class WithContext:
 
 
 def own_part(reading: Reading) -> Reading:
-    """Of form "cross" with the context filled in: form "self", with the masks of the queries' own sequence."""
+    """A reading of form "cross" with the context filled in: form "self", with the masks of the queries' sequence."""
     name = reading.names[1] if reading.names else None
     call = WithContext(name, reading.context_width or reading.width, reading.layout == "LBD", reading.call)
     return replace(

@@ -32,7 +32,7 @@ class Source:
     name: str
 
     def location(self, at: int) -> Location:
-        """Of the line at a place among these."""
+        """The location of the line with this index."""
         return Location(self.path, self.first + at, self.lines[at].strip(), self.name)
 
 
@@ -113,7 +113,7 @@ def taken_twice(subject: Subject) -> list[tuple[str, Location]]:
 
 
 def _assigned(function: ast.FunctionDef) -> Iterator[tuple[str, ast.expr]]:
-    """Names and what they are given, those of `a, b = c, d` one by one."""
+    """Pairs of assigned names and values; `a, b = c, d` gives two."""
     for node in ast.walk(function):
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
             continue
@@ -155,7 +155,7 @@ def _nodes_around(
 
 
 def _returns(node: ast.AST) -> Iterator[ast.Return]:
-    """Those of a function, without those of functions in it."""
+    """The `return` statements of a function, without those of nested functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Return):
             yield child
@@ -185,7 +185,7 @@ def _plain(target: Any) -> Any:
 
 
 def _sources(value: Any) -> list[Source]:
-    """Of a class whose module is not known any more, its functions."""
+    """The sources of a class's functions, if its module is not loaded any more."""
     whole = source_of(value)
     if whole is not None or not inspect.isclass(value):
         return [] if whole is None else [whole]
@@ -281,7 +281,7 @@ def attribute_line(owner: nn.Module | None, name: str, last: bool = False) -> Lo
 
 
 def function_line(function: Any) -> Location | None:
-    """Where a function of the target's own begins."""
+    """The first line of a function in the target's own code."""
     source = source_of(function)
     if source is None:
         return None

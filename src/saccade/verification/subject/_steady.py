@@ -19,8 +19,8 @@ from ._subject import CallResult, Subject
 
 
 def steady(subject: Subject, inputs: NamedInputs, seed: int = 0, **masks: Any) -> CallResult:
-    """One call on a copy of the target, without gradients: what it draws is what the last call drew, what it keeps from
-    call to call is as at first."""
+    """A call on a copy of the target, without gradients, that repeats the random numbers of the last call and starts
+    from the first state."""
     return repeated(subject.fresh(), inputs, seed, **masks)
 
 
@@ -40,7 +40,7 @@ def takes(subject: Subject, batch: int, length: int, seed: int = 0) -> bool:
 
 
 def exact(subject: Subject) -> Subject:
-    """A copy in float64 with weights large enough to show what they do, or the nearest to it that the target takes."""
+    """A copy in float64 with weights large enough to show their effect, or the nearest that the target supports."""
     for dtype in (torch.float64, torch.float32):
         try:
             copy = vivid(subject.to(dtype))
@@ -52,9 +52,9 @@ def exact(subject: Subject) -> Subject:
 
 
 def vivid(subject: Subject) -> Subject:
-    """The same with weights of at least standard deviation 1 / sqrt(inputs), 1 for embeddings, and none of them all 0.
-    Weights as small as some models begin with (0.02) make every logit nearly 0, and output projections and gates that
-    begin at 0 hide all that is before them. Changes `subject` in place."""
+    """Give weights a standard deviation of at least 1 / sqrt(inputs), 1 for embeddings, and replace zeros. Small
+    initial weights (0.02) make every logit nearly 0, and output projections and gates that start at 0 hide everything
+    before them. Changes `subject` in place."""
     if subject.module is None:
         return subject
     generator = torch.Generator().manual_seed(0)

@@ -26,7 +26,7 @@ from ._reading import Promise, Reading, own_part
 
 @dataclass(frozen=True, eq=False)
 class CallResult:
-    """What a call gave. attention proper: out (B, H, Lq, Dv); modules: (B, Lq, E)."""
+    """The result of a call. attention proper: out (B, H, Lq, Dv); modules: (B, Lq, E)."""
 
     out: Tensor
     weights: Tensor | None = None  # (B, H, Lq, Lk) as returned, where weights are; H = 1 if they are averaged
@@ -148,7 +148,7 @@ class Subject:
         return replace(new, reading=_as(new.reading, dtype, device))
 
     def with_flag(self, value: bool) -> Subject:
-        """The same with its causal flag given.
+        """The subject called with its causal flag.
 
         Raises:
             Inapplicable: it has none.

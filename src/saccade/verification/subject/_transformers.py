@@ -75,7 +75,7 @@ _OTHER_INPUTS = {"pixel_values", "input_features", "input_values", "encoder_inpu
 
 
 def _of_tokens(part: Any) -> Any:
-    """What a part of a model returns for tokens alone, without a cache."""
+    """The output of a part of a model for tokens alone, without a cache."""
     flags = {"use_cache": False} if "use_cache" in inspect.signature(part.forward).parameters else {}
     return guarded(part.eval(), input_ids=torch.ones(2, 5, dtype=torch.long, device=part.device), **flags)
 
@@ -169,7 +169,7 @@ def _says_causal(module: Any) -> bool | None:
 
 
 def _read_by(module: Any) -> list[Any]:
-    """Its parts that tokens alone run through: the layers of an image encoder say nothing of the text."""
+    """The parts that process text alone: layers of an image encoder tell nothing about it."""
     ran: list[Any] = []
     hooks = [part.register_forward_pre_hook(lambda part, _: ran.append(part)) for part in module.modules()]
     try:

@@ -92,7 +92,8 @@ class _Situation:
 
 
 def variants(subject: Subject, causal: bool | None) -> tuple[CallVariant, ...]:
-    """Those whose outputs differ from the plain call's; others compute the same function, and are not tried further.
+    """The calls whose outputs differ from the plain call's; others compute the same function and need no further
+    checks.
 
     Outputs are compared at several lengths, with padding and with a mask by pair where these can be given, and in train
     mode without dropout; of whole models' calls with several changes at one length and with padding.
@@ -133,8 +134,8 @@ def _differing(subject: Subject, causal: bool | None) -> Iterator[CallVariant]:
 
 
 def _compared(subject: Subject, causal: bool | None) -> tuple[Subject, list[tuple[_Situation, Tensor]]]:
-    """The target as it is compared, and what it gives: in float64, or as it is where that is not finite. Masks of the
-    least float64 are -inf as soon as a softmax is taken in float32."""
+    """The target and its output for comparisons: in float64 if that is finite, otherwise unchanged. Masks of the least
+    float64 become -inf if a softmax is computed in float32."""
     for copy in (exact, lambda variant: vivid(variant.fresh())):
         plain = with_rates(copy(subject), rates_of(subject), 0.0)
         before = [
@@ -149,7 +150,7 @@ def _compared(subject: Subject, causal: bool | None) -> tuple[Subject, list[tupl
 
 
 def _calls(subject: Subject, causal: bool | None) -> list[tuple[_Change, ...]]:
-    """Those with the fewest changes first; of modules and large models those with at most two."""
+    """All calls, those with the fewest changes first; modules and large models have at most two changes."""
     whole = subject.form == "tokens"
     changes = [*(_whole_flags(subject) if whole else _flags(subject)), *_masks(subject, causal)]
     kinds = dict.fromkeys(change.kind for change in changes)
@@ -179,7 +180,7 @@ def _masks(subject: Subject, causal: bool | None) -> Iterator[_Change]:
 
 
 def _flags(subject: Subject) -> list[_Change]:
-    """Of a module or function: one flag in each call."""
+    """The flags of a module or function: one flag in each call."""
     reading = subject.reading
     used = {*reading.names, reading.causal_flag, *(mask.argument for mask in reading.masks)}
     cache = reading.cache
@@ -196,7 +197,7 @@ def _flags(subject: Subject) -> list[_Change]:
 
 
 def _whole_flags(subject: Subject) -> list[_Change]:
-    """Of a whole model: each flag is a kind of its own."""
+    """The flags of a whole model: each flag is a kind of change."""
     model = subject.target.model if isinstance(subject.target, EncoderDecoderModel) else subject.target
     flags = {
         argument.name: argument
@@ -243,7 +244,7 @@ def _taken(plain: Subject, changes: tuple[_Change, ...], situation: _Situation, 
 
 
 def _situations(plain: Subject, causal: bool | None) -> Iterator[_Situation]:
-    """What the checks give: texts of several lengths, padding, a mask by pair, train mode."""
+    """The situations of the checks: several lengths, padding, a mask by pair, train mode."""
     longest = plain.reading.max_length or max(_LENGTHS)
     for length in _WHOLE_LENGTHS if plain.form == "tokens" else _LENGTHS:
         if length <= longest:

@@ -56,7 +56,7 @@ def _shapes(reading: Reading, inputs: list[str]) -> str:
 
 
 def _places(target: Any) -> list[str]:
-    """The names of what it takes by place, [] where they cannot be read or are less than the inputs."""
+    """The names of positional parameters; [] if they cannot be read or are fewer than the inputs."""
     try:
         parameters = inspect.signature(getattr(target, "forward", target)).parameters.values()
     except (TypeError, ValueError):

@@ -19,7 +19,7 @@ MASKS = frozenset({"masked_fill", "where", "tril", "triu", "setitem", "index_put
 
 
 def kind_of(name: str, args: tuple[Any, ...]) -> str:
-    """What multiplying or adding does to scores or weights."""
+    """The effect of a product or sum on scores or weights."""
     numbers = [arg for arg in args if not (isinstance(arg, Tensor) and arg.numel() > 1)]
     if len(numbers) == len(args) - 1:
         return "scale" if name in TIMES | OVER else ""

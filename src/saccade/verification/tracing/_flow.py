@@ -35,7 +35,7 @@ class LinearMap:
 
 @dataclass(frozen=True, eq=False)
 class ProductInput:
-    """What enters a product of data with data."""
+    """A factor of a product of data with data."""
 
     tensor: Tensor  # a copy
     role: str  # "query" "key" "weights" "value"

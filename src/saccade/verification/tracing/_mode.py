@@ -285,7 +285,7 @@ class TraceMode(FunctionMode):
             )
 
     def _each(self, call: _Call, shadows: Sequence[TensorShadow]) -> None:
-        """What a function of each element does to scores or weights."""
+        """The effect of an elementwise function on scores or weights."""
         for scores, pairs in [(product, shadow.pairs) for shadow in shadows for product in self._scores(shadow)]:
             assert pairs is not None
             if call.before is not None:

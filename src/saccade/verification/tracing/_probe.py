@@ -36,6 +36,6 @@ def probed(
 
 
 def copied(inputs: NamedInputs) -> NamedInputs:
-    """The same in memory of its own, for targets that write into what they are given. One tensor stays one."""
+    """A copy in separate memory, for targets that write to their inputs. A tensor that occurs twice is copied once."""
     copies = {id(tensor): tensor.clone() for tensor in inputs.tensors.values()}
     return inputs.map(lambda tensor: copies[id(tensor)])

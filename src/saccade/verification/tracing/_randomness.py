@@ -41,7 +41,7 @@ class RandomDraw:
 
 
 def drops(draws: tuple[RandomDraw, ...]) -> bool:
-    """Whether what is drawn is what dropout draws, and not noise."""
+    """Whether the draw is dropout, not noise."""
     return any("bernoulli" in draw.name or "dropout" in draw.name or draw.name in UNIFORM for draw in draws)
 
 
@@ -57,7 +57,7 @@ class WeightedValues:
 
 @dataclass(frozen=True, eq=False)
 class FollowedCall:
-    """One call, with what it drew."""
+    """A call and its random draws."""
 
     out: Tensor
     draws: tuple[RandomDraw, ...]
@@ -68,7 +68,7 @@ class FollowedCall:
 
 @dataclass(frozen=True, eq=False)
 class _TensorLabel:
-    """What is known of a tensor."""
+    """The known origin of a tensor."""
 
     draw: RandomDraw | None = None
     through_product: bool = False  # the draw went into a product that gave this

@@ -79,7 +79,7 @@ class ScoreProduct:
             self._take(own)
 
     def multiply(self, weights: Tensor) -> None:
-        """These multiply the values: they come from the softmax that gave what is most like them."""
+        """Record the weights that multiply the values; they belong to the softmax with the most similar result."""
         self.weights = weights
         if self.softmaxes:
             self._take(

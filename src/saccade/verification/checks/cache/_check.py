@@ -97,7 +97,7 @@ def _in_pieces(subject: Subject, inputs: NamedInputs, way: _SequenceSplit) -> Te
 
 
 def _at_once(subject: Subject, inputs: NamedInputs) -> Tensor:
-    """What the target gives for a whole sequence, causally: with a mask where it needs one."""
+    """The outputs for a whole sequence at once, with a causal mask if the target needs one."""
     if subject.form == "cross" or is_causal(subject):
         return steady(subject, inputs).out
     if not subject.takes("Q"):
@@ -246,7 +246,7 @@ def _numbers_differ(subject: Subject, gap: _CacheDifference, places: list[int]) 
 
 
 def _order_is_lost(subject: Subject, gap: _CacheDifference) -> bool:
-    """Whether exchanging two earlier positions leaves the output in pieces as it is, while it changes the whole."""
+    """Whether exchanging two earlier positions changes the output of the whole sequence, but not of its pieces."""
     start, _ = gap.piece
     if start < 2:
         return False
@@ -292,7 +292,7 @@ def _finding(
 
 
 def _storing_line(subject: Subject) -> Location | None:
-    """The line that writes what is kept inside."""
+    """The line that writes the state kept inside the target."""
     inside = subject.reading.cache is not None and subject.reading.cache.kind == "inside"
     return written_line(subject, _inputs(subject, 1)) if inside else None
 
@@ -304,7 +304,7 @@ _JOINED = ("cat", "concat", "concatenate", "stack")
 
 
 def _steps(subject: Subject, before: int = 3) -> list[TraceStep]:
-    """What a piece of one position computes after the first, where its line is known."""
+    """Traced steps of a later call with one position, if its line is known."""
     try:
         inputs = _inputs(subject, before + 1)
         decoder, parts = CachedDecoder(subject.fresh()), list(pieces(inputs, (before, 1)))

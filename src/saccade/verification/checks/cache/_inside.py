@@ -59,7 +59,7 @@ def _resets(subject: Subject) -> Sequence[str]:
 
 
 def _held(subject: Subject) -> _Held:
-    """What its modules hold beside parameters and modules; tensors as copies."""
+    """Attributes of a target's modules other than parameters and modules; tensors as copies."""
     if subject.module is None:
         return {}
     held: _Held = {}
@@ -90,7 +90,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _lines(owner: nn.Module, name: str, without: Sequence[str]) -> Iterator[Location]:
-    """Where methods of its class change `self.<name>`: by =, or by writing to a part of it."""
+    """Lines on which methods of the target's class change `self.<name>`, by assignment or in part."""
     wanted = rf"self\.{re.escape(name)}\b[^=()]*([-+*/]?=[^=]|\.\w+_\(|\.(append|update|extend)\()"
     for kind in type(owner).__mro__:
         for method, function in vars(kind).items():

@@ -81,7 +81,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _are_alike(finding: Finding, other: Finding) -> bool:
-    """The same defect in another argument, or the same convention of the same argument."""
+    """Whether two findings are of the same defect in two arguments, or of the same convention of one argument."""
     if finding.severity == other.severity == "error":
         return finding.fix == other.fix
     return finding.severity == other.severity and finding.message == other.message
@@ -109,7 +109,7 @@ def _findings_of(subject: Subject, mask: MaskReading) -> Iterator[Finding]:
 
 
 def _with_other_sizes(subject: Subject, mask: MaskReading) -> MaskArgumentProbe | None:
-    """As many keys as queries, and as many items as heads: what is broadcast along the wrong axis raises otherwise."""
+    """Inputs with other sizes: equal ones hide a mask that is broadcast along the wrong axis."""
     heads = subject.reading.heads or 1
     for batch in (_BATCH, heads):
         try:
@@ -227,7 +227,7 @@ def _random(subject: Subject, mask: MaskReading, inputs: NamedInputs, own: Tenso
 
 
 def _equal_sizes(probe: MaskArgumentProbe) -> list[Finding]:
-    """The same with as many items as heads, and as queries: a mask broadcast along the wrong axis passes otherwise."""
+    """The check with as many items as heads or queries: a mask broadcast along the wrong axis raises no error there."""
     if "B" not in probe.mask.axes:
         return []
     heads = probe.subject.reading.heads or 1
@@ -285,7 +285,7 @@ _WIDER = r"\.(float|double)\(\)"
 
 
 def _cast_of(name: str) -> str:
-    """A regular expression of a cast of this and what is taken of it, in brackets of its own or none."""
+    """A regular expression for a cast of this expression and of its parts, with or without brackets."""
     alone = rf"\b{name}\b{_OF_IT}"
     once = rf"(?<!\w)\(\s*{alone}\s*\){_OF_IT}"
     return rf"({alone}|{once}|(?<!\w)\(\s*{once}\s*\){_OF_IT})({_BOOLEANS})"

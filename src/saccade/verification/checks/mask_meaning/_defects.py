@@ -40,7 +40,7 @@ class MaskArgumentProbe:
     normalised: str = "unknown"  # the axis of their softmax
 
     def expected(self, given: Tensor) -> Tensor:
-        """What outputs depend on if the mask means `given`; over all heads of a module, as `visible`."""
+        """The dependence of outputs on inputs if the mask means `given`; for a module over all heads, as `visible`."""
         if self.visible.shape[1] == 1 and given.shape[1] > 1:
             given = given.any(1, keepdim=True)
         return given.expand(self.visible.shape) & self.own
@@ -88,7 +88,7 @@ def _steps(probe: MaskArgumentProbe) -> tuple[TraceStep, ...]:
 
 
 def line_of(probe: MaskArgumentProbe, defect: MaskDefect) -> Location | None:
-    """Where the mask is applied; where items or heads are mixed, where it is repeated."""
+    """The line where the mask is applied; for mixed items or heads, where it is repeated."""
     steps = _steps(probe)
     if "repeat" in defect.fix:
         lines = [step.location for step in steps if step.name in _REPEATING and step.location is not None]
@@ -99,7 +99,7 @@ def line_of(probe: MaskArgumentProbe, defect: MaskDefect) -> Location | None:
 
 
 def inside(probe: MaskArgumentProbe) -> MaskArgumentProbe | None:
-    """The same probe by the attention weights of each head."""
+    """The same probe, read from the attention weights of each head."""
     attentions = _weights(probe)
     if attentions is None or attentions[0].weights.shape[0] != probe.visible.shape[0]:
         return None
@@ -126,7 +126,7 @@ def sums_to_one(inner: MaskArgumentProbe) -> bool:
 
 
 def named(probe: MaskArgumentProbe) -> MaskDefect:
-    """Which other mask would explain what is seen."""
+    """The other mask that explains the visible keys."""
     given, mask = probe.given, probe.mask
     if probe.fits(~given):
         return _inverted(mask)

@@ -126,7 +126,7 @@ def _has_batch_norm(subject: Subject) -> bool:
 
 
 def _single_item(subject: Subject) -> Iterator[Finding]:
-    """An item in a batch of one is what it is in a batch of three."""
+    """An item alone in a batch must give the same output as in a batch of three."""
     copy = exact(subject)
     inputs = copy.inputs(3, 5)
     together = steady(copy, inputs).out
@@ -171,7 +171,7 @@ def _structure(subject: Subject) -> Iterator[Finding]:
 
 
 def _other_heads(subject: Subject, length: int) -> Iterator[Finding]:
-    """Of attention proper: the output of a head depends on its own queries, and on no other head's."""
+    """In attention proper, a head's output must depend on no other head's queries."""
     if subject.form != "attention":
         return
     try:
@@ -209,7 +209,7 @@ def _other_heads(subject: Subject, length: int) -> Iterator[Finding]:
 
 
 def _variants(subject: Subject) -> Iterator[Subject]:
-    """The target as it is; a function of heads also with several of them, and with fewer key and value heads."""
+    """The target; for a function of heads also with several heads, and with fewer key-value heads."""
     yield subject
     reading = subject.reading
     if subject.form == "attention" and "H" in reading.layout and reading.kv_heads is None:

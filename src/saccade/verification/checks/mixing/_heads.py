@@ -104,7 +104,7 @@ def scattered(wiring: AttentionWiring, length: int) -> ScatteredFactor | None:
 
 
 def _first_along(position: Tensor, axis: int) -> Tensor:
-    """What each index along `axis` means at index 0 of all the other axes, for every element."""
+    """For every element, the label of the element with the same index along `axis` and 0 elsewhere."""
     first = position.movedim(axis, 0).reshape(position.shape[axis], -1)[:, 0]
     shape = [1] * position.dim()
     shape[axis] = -1

@@ -31,7 +31,7 @@ _ONE_FOR_ANOTHER = r"^\s*(k|v|key\w*|value\w*)\s*=\s*(q|k|query\w*|queries|key\w
 
 
 def projections(wiring: AttentionWiring, structure: HeadLayout | None) -> Iterator[Finding]:
-    """What is shared, unused, dead or missing, worst first: one error at most."""
+    """Shared, unused, dead or missing projections, worst first; at most one error."""
     unused, twice = _unused(wiring), _used_twice(wiring)
     if twice:
         yield _shared(wiring, twice, unused)
@@ -159,7 +159,7 @@ def _dead(wiring: AttentionWiring) -> tuple[PositionwiseMap, list[int]] | None:
 
 
 def _without(wiring: AttentionWiring, layer: PositionwiseMap, channels: Tensor, *, every: bool = False) -> TargetFlow:
-    """The same call with other numbers in these channels."""
+    """The call with other numbers in these channels."""
 
     def change(place: int, out: Tensor) -> Tensor:
         if place != layer.place:
@@ -187,7 +187,7 @@ def _dead_channels(wiring: AttentionWiring, layer: PositionwiseMap, channels: li
 
 
 def _part_for_another(wiring: AttentionWiring, layer: PositionwiseMap, channels: list[int]) -> Location | None:
-    """Of one projection for queries, keys and values: where the one whose part is lost is given another's."""
+    """In a joint projection of queries, keys and values: the line that uses another part in place of the lost one."""
     thirds = {3 * channel // layer.slots.shape[1] for channel in channels}
     if len(thirds) > 1:
         return None
@@ -197,8 +197,8 @@ def _part_for_another(wiring: AttentionWiring, layer: PositionwiseMap, channels:
 
 
 def _dropped(wiring: AttentionWiring, layer: PositionwiseMap, channels: Tensor) -> Location | None:
-    """Where these channels are left out: where another part takes their place, if they had become a tensor of their
-    own, else the first line that takes them with others and gives the others alone."""
+    """The line that drops these channels: where another part is used in their place, else where they are taken with
+    others and only the others are passed on."""
     steps = followed(ready(wiring.original), wiring.inputs, every=True).steps
     changed = _without(wiring, layer, channels, every=True).steps
     moved = [bool((a.out != b.out).any()) for a, b in zip(steps, changed, strict=False)]
@@ -244,13 +244,13 @@ def _where_shared(wiring: AttentionWiring, names: list[str]) -> Location | None:
 
 
 def _owner(name: str) -> str:
-    """Of "attn.k_proj.weight" "k_proj", of "attn.w_k" "w_k"."""
+    """The name of a projection: "k_proj" for "attn.k_proj.weight", "w_k" for "attn.w_k"."""
     path = name.split(".")
     return path[-2] if path[-1] == "weight" and len(path) > 1 else path[-1]
 
 
 def _last_line(wiring: AttentionWiring) -> Location | None:
-    """Where the heads are returned: the `return` that follows the last step."""
+    """The `return` of the heads after the last traced step."""
     steps = steps_of(wiring.original, wiring.inputs)
     last = next((step.location for step in reversed(steps) if step.location is not None), None)
     return last and (return_after(wiring.original, last) or last)

@@ -43,7 +43,7 @@ class LargestDifference(NamedTuple):
 
 
 def largest(tensor: Tensor, other: Tensor, rows: Tensor | None = None) -> LargestDifference:
-    """Of outputs (B, L, V), at the `rows` (B, L) alone where given. NaN in one of them is infinitely far."""
+    """The largest difference of outputs (B, L, V), at the `rows` (B, L) if given. NaN counts as infinite."""
     apart = (tensor.double() - other.double()).abs().nan_to_num(nan=float("inf"))
     apart = apart.masked_fill(tensor.isnan() & other.isnan(), 0.0).amax(-1)
     if rows is not None:
@@ -79,7 +79,7 @@ def judged(subject: Subject, measure: Callable[[Subject], LargestDifference]) ->
 
 
 def given(subject: Subject, inputs: NamedInputs, **more: Any) -> Any:
-    """What the model returns when it is called with further arguments of its own."""
+    """The outputs of a call with further arguments."""
     tokens = inputs["tokens"].contiguous()
     constants = {**subject.reading.constants, **more}
     if subject.reading.names:
@@ -113,13 +113,13 @@ def error(message: str, effect: str, fix: str, evidence: dict[str, Any], locatio
 
 
 def pattern_line(subject: Subject, inputs: NamedInputs) -> Location | None:
-    """Where the causal mask is made, else where it hides."""
+    """The line where the causal mask is made, else where it is applied."""
     steps = steps_of(subject, inputs)
     return shaping_line(steps, inputs) or masking_line(steps, inputs)
 
 
 def padding_line(subject: Subject, inputs: NamedInputs, real: Tensor) -> Location | None:
-    """Where padding is thrown away, else where its mask over keys is made, else where scores are masked."""
+    """The line where the padding mask is dropped, else where it is made, else where scores are masked."""
     away = thrown_away(subject)
     if away is not None:
         return away
@@ -130,7 +130,7 @@ def padding_line(subject: Subject, inputs: NamedInputs, real: Tensor) -> Locatio
 
 
 def lost_line(subject: Subject, inputs: NamedInputs, mask: Tensor, **more: Any) -> Location | None:
-    """Where what a mask says is lost: it becomes the same everywhere."""
+    """The line after which a mask is the same everywhere."""
     data = [
         *inputs.tensors.values(),
         *(tensor for tensor in more.values() if isinstance(tensor, Tensor) and tensor is not mask),
@@ -139,7 +139,7 @@ def lost_line(subject: Subject, inputs: NamedInputs, mask: Tensor, **more: Any) 
 
 
 def counting_line(subject: Subject, inputs: NamedInputs) -> Location | None:
-    """Where a second step of decoding counts its positions."""
+    """The line that counts positions in a second step of decoding."""
     if subject.reading.cache is None or subject.reading.cache.kind != "passed":
         return None
     decoder = CachedDecoder(subject)

@@ -24,7 +24,8 @@ _LENGTH, _DECODED = 9, 5  # of the tokens, and of the decoder's where the source
 
 
 def pad_ids(subject: Subject) -> Iterator[Finding]:
-    """Of a model that takes no mask; of an encoder-decoder the source, and the decoder's tokens."""
+    """Padding given by ids: of a model without a mask argument, of an encoder-decoder's source and of its decoder's
+    tokens."""
     if isinstance(subject.target, EncoderDecoderModel) and subject.target.masks[0] is None:
         yield from _side(subject, "source")
     if not subject.reading.masks and fitting(subject, _LENGTH) >= _LENGTH - 4:

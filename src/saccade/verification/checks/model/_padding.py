@@ -65,7 +65,7 @@ def _content(subject: Subject, length: int) -> Iterator[Finding]:
 
 
 def _longer(subject: Subject, length: int) -> Iterator[Finding]:
-    """The same tokens with padding behind them, and without."""
+    """The same tokens with and without padding behind them."""
     inputs, short = subject.inputs(2, length), length - 3
     real = _real(length, [short, short], "right")
 

@@ -26,7 +26,7 @@ _LENGTH = 6  # of sources
 
 
 def pairs(subject: Subject) -> Iterator[Finding]:
-    """All of it; a source that is never read leaves the others out."""
+    """All checks of an encoder-decoder; a source that is never read makes the others meaningless."""
     target = subject.target
     if not isinstance(target, EncoderDecoderModel):
         return

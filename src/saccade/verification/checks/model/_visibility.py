@@ -35,7 +35,7 @@ def effects(subject: Subject, length: int, seed: int = 0) -> Tensor:
 
 
 def leaks(subject: Subject) -> Iterator[Finding]:
-    """Of a causal model: an output that changes with a later token."""
+    """Outputs of a causal model that change with a later token."""
     for length in sorted({fitting(subject, wanted) for wanted in _LENGTHS}):
         changes = effects(subject, length)
         ahead = changes.triu(1)

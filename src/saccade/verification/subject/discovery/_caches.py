@@ -146,7 +146,7 @@ class _CacheSearch:
         return [*places, tuple(several)] if len(several) > 1 else places
 
     def _first_call(self, more: dict[str, Any]) -> tuple[Any, Reading | None]:
-        """What a first call returns, and the reading that says where the output is in it; None where it raises."""
+        """The result of a first call, and a reading with the place of its output; None if the call raises."""
         target = _copy(self.trials.target)
         inputs = self.trials.inputs(self.reading)
         with_more = replace(self.reading, constants={**self.reading.constants, **more})
@@ -197,7 +197,7 @@ class _CacheSearch:
     # --- by flags whose names say nothing
 
     def _by_behaviour(self, arguments: list[TargetArgument]) -> Iterator[CacheReading]:
-        """With a flag without a telling name: where a second piece depends on the first as soon as it is set."""
+        """A cache flag without a telling name: with it set, a second piece depends on the first."""
         for flag in self.clues.arguments:
             if flag.role or flag.default is not False or flag.name in self.clues.given:
                 continue
@@ -212,7 +212,7 @@ class _CacheSearch:
                     yield kept
 
     def _raised(self, cache: CacheReading) -> str:
-        """What a second piece raises; "" where it can be given."""
+        """The error of a call with a second piece; "" if there is none."""
         try:
             self._second(cache)
         except TargetError as error:
@@ -241,7 +241,7 @@ class _CacheSearch:
 
 
 def _empty(argument: TargetArgument) -> Callable[[], Any] | None:
-    """What makes the default of an argument that is an empty list or the like; None for those that begin with None."""
+    """A factory for an argument's default that is an empty container; None if the default is None."""
     default = argument.default
     return functools.partial(copy.copy, default) if isinstance(default, (tuple, list, dict)) else None
 
@@ -254,7 +254,7 @@ def _copy(target: nn.Module) -> nn.Module:
 
 
 def _has_state(clues: TargetClues) -> bool:
-    """Whether the module keeps something: by the names of what it holds, or of what its source says that it will."""
+    """Whether the module keeps state, judged by the names of its attributes, present or in its source."""
     held = (name for part in clues.target.modules() for name in (*vars(part), *part._buffers))
     words = r"cache|past|kept|history"
     return re.search(rf"self\.\w*({words})", clues.source.whole) is not None or any(

@@ -59,7 +59,7 @@ class DocumentedSource:
 
     @cached_property
     def words(self) -> str:
-        """Its comments and docstrings."""
+        """The comments and docstrings of the target."""
         return "\n".join([*comments(self.text), *docstrings(self.text), *docstrings(self.whole)])
 
     def returned_names(self, count: int) -> tuple[str, ...]:
@@ -207,7 +207,7 @@ def _mask_axes(names: list[str]) -> str | None:
 
 
 def meaning_of(words: str) -> Meaning | None:
-    """What words say of True: "1 = keep", "True where padded", "0 for masked", "added to the scores"."""
+    """The meaning of True in a description: "1 = keep", "True where padded", "0 for masked", "added to the scores"."""
     lowered = re.sub(r"[\(\[][^)\]]*,[^)\]]*[\)\]]", " ", words.lower())
     if _ADDED.search(lowered) and "bool" not in lowered:
         return "additive"
@@ -239,7 +239,7 @@ def _is_hidden(words: str) -> bool | None:
 
 
 def passages(source: DocumentedSource, argument: str, others: Sequence[str]) -> Iterator[str]:
-    """What docstrings and comments say after the argument's name, up to the next argument's."""
+    """Text of docstrings and comments from the argument's name to the next argument's."""
     for text in dict.fromkeys([*docstrings(source.text), *docstrings(source.whole)]):
         yield from _entries(text, argument, others)
     for line in dict.fromkeys(source.whole.splitlines()):

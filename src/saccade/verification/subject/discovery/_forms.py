@@ -32,7 +32,7 @@ WIDTH, VALUE_WIDTH, HEADS, KV_HEADS = 16, 12, 6, 2  # of attention proper, where
 
 @dataclass(frozen=True)
 class TargetClues:
-    """What signature, source and user say of a target before it is called."""
+    """Information about a target before it is called: its signature, its source and the user's hints."""
 
     target: Any
     arguments: tuple[TargetArgument, ...]
@@ -111,8 +111,8 @@ def _of_a_device(trials: TargetTrials) -> TargetError | None:
 
 
 def _own_fault(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
-    """What a call raised that no other way of calling fixes: a name or a module that is missing, an attribute that
-    tensors or the target do not have, a view of what lies apart in memory."""
+    """The error of a call that no other form of call avoids: a missing name or module, a missing attribute, a view of
+    non-contiguous memory."""
     owner = re.escape(type(clues.target).__name__) if clues.is_module else "Tensor"
     missing = rf"AttributeError: '({owner}|Tensor)' object"
     fault = rf"(NameError|UnboundLocalError|ImportError|ModuleNotFoundError)\b|{missing}|.*view size is not compatible"
@@ -121,7 +121,7 @@ def _own_fault(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
 
 
 def _of_a_square(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
-    """What a mask raises that is as wide as a head, or as the model, and not as the sequence."""
+    """The error of a target whose mask is as wide as a head or the model instead of the sequence."""
     readings = (reading for form in _forms(clues) for reading in islice(_candidates(clues, form), _LIKELY))
     raised = (
         square_of(trials, candidate, lambda trial, reading: _working(trial, clues, reading)) for candidate in readings
@@ -130,8 +130,8 @@ def _of_a_square(trials: TargetTrials, clues: TargetClues) -> TargetError | None
 
 
 def _of_other_sizes(trials: TargetTrials, clues: TargetClues) -> TargetError | None:
-    """What a target raises whose own tensors are too small for the lengths that are tried, as a causal buffer of head
-    width x head width, or which takes one size of a batch; None where other sizes do not fix it."""
+    """The error of a target with buffers too small for the lengths tried, such as a causal buffer of head width x head
+    width, or with a fixed batch size; None if other sizes do not avoid it."""
     few = _fitting(trials, clues, TrialSizes(3, 2, 2))
     for length in range(3, 18):
         raised = None if few is None else _raised(trials, few, TrialSizes(3, length, length))
@@ -351,7 +351,7 @@ def _check_batch(trials: TargetTrials, clues: TargetClues, reading: Reading) -> 
 
 
 def _completed(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
-    """The reading with the layout that its behaviour shows, and what it takes besides."""
+    """The reading completed by the observed layout and further arguments."""
     _check_batch(trials, clues, reading)
     reading = _with_layout(trials, clues, reading)
     if reading.form == "attention" and "H" in reading.layout:
@@ -471,8 +471,8 @@ _LONGEST = 256
 
 
 def _of_no_position(trials: TargetTrials, clues: TargetClues) -> str:
-    """What a call that works returns instead of an output for each position, in words: ClassAttn of timm gives one
-    for the first alone."""
+    """A description of a result that has no output for each position: ClassAttn of timm returns one for the first
+    alone."""
     tried = replace(trials, errors={})
     for form in _forms(clues):
         for reading in islice(_candidates(clues, form), _LIKELY):

@@ -183,7 +183,7 @@ class _MaskTrial:
         self.shape = None if out is None else out.shape
 
     def of(self, axes: str, *, merged: int = 0) -> tuple[MaskReading | None, Meaning | None]:
-        """The mask reading of a shape, with what it does, and where it hides nothing wholly, what comes nearest.
+        """The reading of a mask of this shape with its meaning; if it hides nothing completely, the nearest one.
 
         None where the shape raises an error.
         """
@@ -202,7 +202,7 @@ class _MaskTrial:
         return first, _nearest([(mask, movement) for mask, movement in moved.items() if mask.dtype == first.dtype])
 
     def _codes(self, axes: str, additive: bool) -> Iterator[MaskReading]:
-        """Every way to code what is hidden."""
+        """All codings of hidden keys."""
         if axes == "B":
             yield from () if additive else (MaskReading(self.argument, axes, "attend", "int64"),)
         elif additive:
@@ -293,7 +293,7 @@ def _lengths(trials: TargetTrials, reading: Reading) -> Iterator[TrialSizes]:
 
 
 def _nearest(moved: list[tuple[MaskReading, _OutputMovement]]) -> Meaning | None:
-    """Of a mask that hides nothing wholly: the way under which the hidden key moves far less, if there is one."""
+    """For a mask that hides nothing completely: the coding under which hidden keys have far less influence, if any."""
     ratios = {
         mask.meaning: movement.hidden / movement.others
         for mask, movement in moved

@@ -71,7 +71,7 @@ def packings(count: int, heads: int | None, layout: str | None) -> Iterator[Read
 
 
 def unpackable(name: str, count: int, raised: list[str]) -> Undecided:
-    """What to do where no packing that is known fits: an adapter."""
+    """Advice for inputs that fit no known packing: an adapter."""
     given = "query, key, value" if count == 3 else "key, value"
     first = "" if count == 3 else "query, "
     example = f" (one try: {raised[0]})" if raised else ""
@@ -92,7 +92,7 @@ def takes_images(target: Any) -> bool:
 
 
 def as_sequence() -> Undecided:
-    """What to do with one that takes images: an adapter."""
+    """Advice for a target that takes images: an adapter."""
     return Undecided(
         "it seems to take images (batch, channels, height, width), and what is checked are sequences; write an adapter "
         "that gives it each sequence as an image of one row:\n"

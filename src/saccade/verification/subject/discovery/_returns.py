@@ -93,5 +93,5 @@ def _is_weights(name: str, tensor: Tensor) -> bool:
 
 
 def _width(reading: Reading) -> int:
-    """Of its output."""
+    """The width of the output."""
     return (reading.value_width if reading.form == "attention" else None) or reading.width

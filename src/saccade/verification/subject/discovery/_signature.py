@@ -174,7 +174,7 @@ def _argument(parameter: inspect.Parameter, at: int) -> TargetArgument:
 
 
 def _of_schema(argument: Any) -> TargetArgument:
-    """Of TorchScript's schema."""
+    """Parameters from a TorchScript schema."""
     required = not argument.has_default_value()
     return TargetArgument(argument.name, role_of(argument.name), required, None if required else argument.default_value)
 

@@ -30,8 +30,8 @@ Working = Callable[[TargetTrials, Reading], Reading | None]
 
 
 def square_of(trials: TargetTrials, reading: Reading, working: Working) -> TargetError | None:
-    """What a target raises whose mask is (head_size, head_size), say, where (length, length) is expected; None where
-    no such length makes a call work, or the line that raises is none of a mask."""
+    """The error of a target whose mask is (head_size, head_size), say, instead of (length, length); None if no such
+    length makes a call work, or the error comes from no mask."""
     for name, size in _widths(trials, reading):
         raised = _raised(trials, reading, working, size)
         if raised is None or raised.location is None or not _MASKING.search(raised.location.code):
@@ -52,7 +52,7 @@ class SquareLimit:
 
 
 def sliced_square(subject: Subject, longest: int, error: TargetError) -> SquareLimit | None:
-    """Of a target that raises beyond `longest` positions: a mask (head_size, head_size) of which it takes a part."""
+    """The limit of a target that fails beyond `longest` positions because its mask is (head_size, head_size)."""
     named = {size: name for name, size in reversed([*_widths(TargetTrials(subject.target), subject.reading)])}
     if longest not in named or error.location is None or not _MASKING.search(error.location.code):
         return None
@@ -79,7 +79,7 @@ def _widens(subject: Subject, longest: int) -> bool:
 
 
 def head_width(trials: TargetTrials, reading: Reading) -> int | None:
-    """Of a head, as far as it is known."""
+    """The width of a head, if it is known."""
     if reading.form == "attention":
         return reading.width
     named = next(_sizes.head_widths(trials.target), None)
@@ -101,7 +101,7 @@ def _widths(trials: TargetTrials, reading: Reading) -> Iterator[tuple[str, int]]
 
 
 def _raised(trials: TargetTrials, reading: Reading, working: Working, size: int) -> TargetError | None:
-    """What the length after this one raises, where this one works and the one before it does not."""
+    """The error at the next length, if this length works and the previous one does not."""
     if working(_forced(trials, size), reading) is None or working(_forced(trials, size - 1), reading) is not None:
         return None
     longer = _forced(trials, size + 1)

@@ -97,7 +97,7 @@ def unnoticed() -> Iterator[None]:
 
 
 def differs(tensor: Tensor, other: Tensor) -> Tensor:
-    """Where two outputs differ; NaN equals NaN."""
+    """The entries in which two outputs differ; NaN equals NaN."""
     return ~((tensor == other) | (tensor.isnan() & other.isnan()))
 
 
