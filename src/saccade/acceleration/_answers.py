@@ -25,7 +25,7 @@ _WEIGHTS = "nn.MultiheadAttention forms the weights itself (need_weights=True is
 
 
 def answer(call: SdpaCall, proceed: Callable[[], Tensor]) -> Tensor:
-    """Of F.scaled_dot_product_attention."""
+    """Compute a call of F.scaled_dot_product_attention with Saccade, or pass it on."""
     if THREAD.held.packed is not None:
         return _of_tokens(call, THREAD.held.packed)
     meaning = _rules.taken(call)
@@ -42,7 +42,7 @@ def answer(call: SdpaCall, proceed: Callable[[], Tensor]) -> Tensor:
 
 
 def _of_tokens(call: SdpaCall, packed: AttentionOfTokens) -> Tensor:
-    """Of the real tokens of a batch in one row: the mask that the layer was not given is ours to say."""
+    """A call for the real tokens of a batch in one row, with the mask that the layer itself does not receive."""
     meaning = call.meaning()
     if isinstance(meaning, str):
         raise NotOfTokens(meaning)
@@ -60,7 +60,7 @@ def _of_tokens(call: SdpaCall, packed: AttentionOfTokens) -> Tensor:
 
 
 def answer_mha(need_weights: bool, proceed: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Of F.multi_head_attention_forward: without weights it calls F.scaled_dot_product_attention."""
+    """Compute a call of F.multi_head_attention_forward: without weights it calls F.scaled_dot_product_attention."""
     if need_weights:
         _count(None, _WEIGHTS)
     return proceed()

@@ -84,7 +84,7 @@ def tokens_of_mask(mask: Tensor, batch: int, length: int) -> TokenRows | None:
 
 
 def tokens_of_padding(ignored: Tensor) -> TokenRows | None:
-    """The same by src_key_padding_mask (B, L): True or -inf = padding."""
+    """The real tokens by src_key_padding_mask (B, L): True or -inf = padding."""
     hidden = ignored if ignored.dtype == torch.bool else ignored == -torch.inf
     only = ignored.dtype == torch.bool or bool((hidden | (ignored == 0)).all())
     return _packed(~hidden, causal=False) if only and ignored.dim() == 2 else None

@@ -193,7 +193,7 @@ def _verified(
 
 
 def _arguments(given: list[str]) -> dict[str, Any]:
-    """Of NAME=VALUE: literals as Python reads them, all else as it stands."""
+    """Parse NAME=VALUE: Python literals, any other value as text."""
     arguments: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -252,7 +252,7 @@ def _checked(outputs: ReportOptions, target: str) -> dict[str, Path]:
 
 @contextlib.contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on standard error where that is a terminal, with what is being done."""
+    """A progress bar on standard error, if that is a terminal, that names the current stage."""
     from ..support._terminal._console import progress_bar
 
     with progress_bar("{task.description:<18}", quiet=quiet) as update:
@@ -288,7 +288,7 @@ def _print(report: Report) -> None:
 
 
 def _print_candidates(undecided: Undecided, *, as_numbers: bool) -> None:
-    """What remains open, and the option that decides each way."""
+    """The open candidates, and the option that chooses each."""
     if as_numbers:
         candidates = [{"reading": words, "option": option} for words, option in undecided.candidates]
         typer.echo(json.dumps({"undecided": undecided.message, "candidates": candidates}, indent=1))

@@ -127,5 +127,5 @@ class AttentionCallback(*callback_classes()):  # type: ignore[misc]
 
 
 def loss_scale(scaler: Any) -> float:
-    """What a gradient scaler multiplies the loss by; 1 without one."""
+    """The factor of a gradient scaler on the loss; 1 without one."""
     return 1.0 if scaler is None else float(scaler.get_scale())

@@ -114,6 +114,6 @@ def _own_log(args: Any, state: Any) -> Any:
 
 
 def _loss_scale(optimizer: Any) -> float:
-    """What Accelerate multiplies the loss by; 1 but for float16."""
+    """The factor of Accelerate on the loss; 1 except in float16."""
     scaler = getattr(optimizer, "scaler", None)
     return 1.0 if scaler is None else float(scaler.get_scale())

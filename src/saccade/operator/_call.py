@@ -112,7 +112,8 @@ S = TypeVar("S", bound="CallSettings")
 
 @dataclass(frozen=True)
 class CallSettings:
-    """What a call is besides its tensors. An autograd graph keeps it: it has the form of a bias, not its parameter."""
+    """The arguments of a call other than tensors. An autograd graph keeps it: it has the form of a bias, not its
+    parameter."""
 
     mask: Mask | None
     bias: Bias | None
@@ -240,7 +241,7 @@ def sink_lse(lse: Tensor, sink: Tensor | None) -> Tensor:
 
 
 def share_of_keys(lse: Tensor, whole: Tensor) -> Tensor:
-    """What the sink leaves of the denominator: exp(lse - whole), 1 on empty rows."""
+    """The keys' share of the denominator beside the sink: exp(lse - whole), 1 on empty rows."""
     empty = lse == float("-inf")
     return torch.exp(torch.where(empty, 0.0, lse) - torch.where(empty, 0.0, whole))
 

@@ -53,7 +53,7 @@ def wide_bytes(call: CheckedCall) -> int:
 
 
 def lacks_of_pytorch(call: CheckedCall) -> tuple[str, ...]:
-    """What PyTorch's own kernels do not keep."""
+    """Promises of the contract that PyTorch's own kernels break."""
     steady = "the last bits of a result may depend on the number of threads and on batch mates"
     poison = "a NaN or Inf in a key or value that some queries see reaches those that may not see it, too"
     return (steady,) if call.mask is None else (steady, poison)

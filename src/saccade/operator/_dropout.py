@@ -43,7 +43,7 @@ class Dropout:
             raise TypeError(f"Dropout: seed must be an int, got {type(self.seed).__name__}")
 
     def factor(self, batch: Tensor, heads: Tensor, rows: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
-        """What each weight is multiplied by, 0 or 1 / (1 - p), shape (B, H, r, c), from 1-D absolute indices."""
+        """The factor of each weight, 0 or 1 / (1 - p), shape (B, H, r, c), from 1-D absolute indices."""
         low, high = self.seed & _WORD, (self.seed >> 32) & _WORD
         head = _mix(_mix(batch[:, None] ^ low) + heads[None, :]) ^ high
         row = _mix(_mix(head)[:, :, None] + rows)

@@ -158,7 +158,7 @@ class _HeadTiles:
         return call.mask.kind(hull, (keys.start, keys.stop), call.length_q, call.length_k, item=item, head=head)
 
     def tile(self, part: slice, keys: range) -> tuple[Tensor, Tensor]:
-        """Logits (r, c), -inf where nothing is visible, and what is visible."""
+        """Logits (r, c), -inf for hidden pairs, and which pairs are visible."""
         call, at_rows = self.call, self.rows[part]
         row_span = Span(0, len(at_rows), at_rows, unbroken=False)
         key_span = Span(0, len(keys), torch.arange(keys.start, keys.stop, device=call.device))

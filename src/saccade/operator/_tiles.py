@@ -45,7 +45,7 @@ class TileProblem(CallSettings):
 
     @classmethod
     def with_settings(cls, settings: CallSettings, query: Tensor, key: Tensor) -> TileProblem:
-        """Of all rows, heads and items, not guarded."""
+        """The unguarded problem of all rows, heads and items."""
         return cls(
             settings.mask,
             settings.bias,
@@ -67,7 +67,7 @@ class TileProblem(CallSettings):
         return replace(self, batch=(start, stop), placement=placement)
 
     def guard_if(self, *tensors: Tensor | None) -> TileProblem:
-        """The same problem, guarded when something non-finite may sit where not every query may look.
+        """The same problem, guarded if entries that some queries may not see can be non-finite.
 
         On a CPU that is looked up (a sum costs a fiftieth of a scan); on a GPU that would be a synchronisation and
         under a transform or a compiler it is impossible, so there a problem with a mask or a bias is always guarded.
@@ -154,7 +154,7 @@ class TileProblem(CallSettings):
 
 @dataclass(frozen=True)
 class TileVisibility:
-    """What the rows of one tile may see, and where poison sits; constant under every derivative."""
+    """Which pairs of one tile are visible, and where non-finite entries are; constant under every derivative."""
 
     visible: Tensor | None  # (B|1, H|1, r, c), None: everything
     factor: Tensor | None  # dropout, (B, Hq, r, c)
@@ -175,7 +175,7 @@ def look(
     bad: tuple[Tensor | None, ...],
     heads: int,
 ) -> TileVisibility:
-    """What is to be seen in a tile: `scores` is its bias, `bad` where its queries, keys and values are not finite."""
+    """The visibility of a tile: `scores` is its bias, `bad` where its queries, keys and values are not finite."""
     visible = problem.visible(rows, keys, kind)
     bad_q, bad_k, bad_v = bad
     marks = None

@@ -97,7 +97,7 @@ def refused(
 
 
 def _of_module(name: str, value: Any, module: Any) -> str:
-    """What a module is made with, and a call cannot say; "" for what it is not about."""
+    """Advice for an argument that belongs to a module's constructor; "" for any other."""
     decoder = getattr(module, "decoder", module)
     if name in ("is_causal", "causal") and getattr(decoder, "causal", False) is True:
         if value is not False:

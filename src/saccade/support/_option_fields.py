@@ -12,7 +12,7 @@ LAST = ("Classes", "Model")  # groups that follow the others in help
 
 @dataclasses.dataclass(frozen=True)
 class OptionText:
-    """What help shows of an option beside its default.
+    """The help of an option, other than its default.
 
     Args:
         help: a sentence.

@@ -112,7 +112,7 @@ class _IdleTeam:
 
 
 def _gnu_region() -> Callable[..., Any] | None:
-    """What begins a region of GNU's OpenMP. None before PyTorch is loaded, and where it uses another OpenMP."""
+    """The function that begins a region of GNU's OpenMP. None before PyTorch is loaded, and with another OpenMP."""
     torch = sys.modules.get("torch")
     if not hasattr(torch, "get_num_threads"):
         return None

@@ -18,7 +18,7 @@ class PerThread(threading.local, Generic[T]):
 
 
 class Entered(Generic[T]):
-    """What the blocks of one thread hold, the innermost last. Who ends a block on another thread still reaches it."""
+    """The values of one thread's blocks, innermost last. A block that ends on another thread still finds its own."""
 
     values: tuple[T, ...] = ()
 

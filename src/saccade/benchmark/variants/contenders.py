@@ -76,7 +76,7 @@ class VariantContender(ABC):
 
     @abstractmethod
     def setting(self, length: int) -> str:
-        """Its settings for this length, as text; "" without settings."""
+        """The contender's settings for this length, as text; "" without settings."""
 
     def refusal(self, sizes: ProblemSizes) -> str:
         """Why it cannot be compared at these sizes, at any length; "" if it can."""

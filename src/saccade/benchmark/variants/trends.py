@@ -58,7 +58,7 @@ def _longest_lengths(line: ContenderResults, what: str) -> list[tuple[int, float
 
 
 def crossover(line: ContenderResults, exact: ContenderResults, call: str) -> Crossover:
-    """Where `line` becomes faster than `exact`, by linear interpolation in logarithms."""
+    """The length from which `line` is faster than `exact`, by linear interpolation in logarithms."""
     ratios = _ratios(line, exact, call)
     if not ratios:
         return Crossover("unknown")

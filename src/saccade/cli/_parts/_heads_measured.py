@@ -219,7 +219,7 @@ def explained(
 
 
 def _earlier(answer: WhyAttends, words: tuple[str, str]) -> tuple[str, ...]:
-    """What the earlier head did whose part of the query or the key adds most to the logit."""
+    """The command for the earlier head whose part of the query or key adds most to the logit."""
     written = [
         (float(share), one, word)
         for word, shares in zip(words, (answer.of_query, answer.of_key), strict=True)
@@ -244,7 +244,7 @@ def _print_facts(console: Console, model: TextModel, given: ReadText) -> None:
 
 
 def _with_special(model: TextModel) -> str:
-    """What is counted beside the text's own tokens, which `saccade look` counts alone."""
+    """Numbers that include special tokens; `saccade look` counts only the text's own."""
     before, after = len(model.before), len(model.after)
     if not before + after:
         return ""

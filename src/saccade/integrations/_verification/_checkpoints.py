@@ -81,7 +81,7 @@ def _folder(named: str) -> Path:
 
 
 def _kept(named: str) -> Path | None:
-    """Where the hub's library keeps this model on this machine."""
+    """The folder of this model in the hub library's cache on this machine."""
     if importlib.util.find_spec("huggingface_hub") is None:
         return None
     from huggingface_hub import snapshot_download

@@ -31,7 +31,7 @@ def saccade_mask(
     device: torch.device | str = "cpu",
     **more: Any,
 ) -> Tensor | None:
-    """Who attends to whom in one forward, (B, 1, Lq, Lk): the signature of transformers' mask functions.
+    """The mask of one forward, (B, 1, Lq, Lk), with the signature of transformers' mask functions.
 
     Never None, which would mean "causal" or "everything" by what the attention module says of itself. A mask function
     that is not one of transformers' own becomes booleans, Lq x Lk of them. Under a compiler or a tracer this is

@@ -149,7 +149,7 @@ def _configure_theirs(model: nn.Module) -> None:
 
 
 def _note(model: nn.Module) -> str:
-    """What to know before saving the model."""
+    """A note to read before saving the model."""
     if isinstance(model, Model) and not isinstance(model, LanguageModel):
         return UNREADABLE if PRUNED in saved_heads(model, model.family.own_head_width) else ""
     theirs = (module for module in model.modules() if is_theirs(module))

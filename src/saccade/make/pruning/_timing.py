@@ -40,7 +40,7 @@ class ForwardTimes(NamedTuple):
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The result as plain values for JSON."""
         return {**self._asdict(), "unit": "s"}
 
 

@@ -52,7 +52,8 @@ def strongest_regression(training: Featured, validation: Featured, asked: Any) -
 
 
 def tfidf_one_vs_rest(training: Labelled, validation: Labelled, texts: Sequence[str]) -> tuple[np.ndarray, float]:
-    """The same for each label separately, of texts with any number of labels, bool (N, K); the micro F1 selects C."""
+    """As `tfidf_regression`, for each label separately, for texts with any number of labels, bool (N, K); the micro F1
+    selects C."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import f1_score
     from sklearn.multiclass import OneVsRestClassifier

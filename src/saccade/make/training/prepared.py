@@ -46,7 +46,7 @@ def check_one(run: RunRequest) -> None:
 
 
 class PreparedRun(ABC):
-    """What a run trains and writes, with its input read and checked. Abstract: each task has one.
+    """A run with its input read and checked: what it trains and writes. Abstract: each task has one.
 
     Attributes:
         settings: with all values that depend on the data filled in.

@@ -44,7 +44,7 @@ def refuses(call: CheckedCall) -> str | None:
 
 
 def costs(call: CheckedCall) -> Costs:
-    """Sums of all rows, and what is held of the tiles of one group of items."""
+    """Sums of all rows, and the tiles of one group of items that are held at once."""
     rows, wide = call.batch * call.heads * call.length_q, wide_bytes(call)
     tile = min(GROUP, call.batch * call.heads * min(ROWS, call.length_q) * min(KEYS, call.length_k))
     sums = rows * (call.value.shape[3] + 2) * wide + 6 * tile * wide

@@ -182,7 +182,7 @@ class Predicate(Mask):
 
 
 def as_mask(mask: Any) -> Mask | None:
-    """What `attention` got as `mask`, as a mask: a bool tensor is wrapped, a Mask and None pass.
+    """The argument `mask` of `attention` as a mask: a bool tensor is wrapped, a Mask and None are returned unchanged.
 
     Raises:
         TypeError: anything else; a float tensor belongs into `bias=`.

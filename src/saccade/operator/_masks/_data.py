@@ -90,7 +90,8 @@ def describe(value: Any) -> str:
 
 
 def lasting(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, run outside of torch.func, inference mode and fake tensors: what it makes outlives them."""
+    """Decorator: the function runs outside of torch.func, inference mode and fake tensors, so that its result can
+    outlive them."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

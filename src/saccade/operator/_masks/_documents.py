@@ -162,7 +162,7 @@ class _Ranges:
 
 
 def _renumbered(ids: np.ndarray) -> np.ndarray:
-    """The same documents numbered in the order in which they come, if each comes in one piece; else unchanged."""
+    """The same documents numbered in the order in which they appear, if each is contiguous; else unchanged."""
     table = np.atleast_2d(ids)
     if not table.shape[1]:
         return table

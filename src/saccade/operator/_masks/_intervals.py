@@ -24,7 +24,7 @@ class Region(NamedTuple):
 
 
 def band(low: int, high: int, least: int | None, most: int | None) -> Kind:
-    """What the condition `least <= x <= most` (None: open) is for x in the whole of [low, high]."""
+    """Whether `least <= x <= most` (None: open) holds for all, no or some x in [low, high]."""
     if (most is not None and low > most) or (least is not None and high < least):
         return "empty"
     if (most is None or high <= most) and (least is None or low >= least):
@@ -33,14 +33,15 @@ def band(low: int, high: int, least: int | None, most: int | None) -> Kind:
 
 
 def chunks_apart(region: Region, size: int, left: int = 0, right: int = 0) -> Kind:
-    """What "the key's chunk of `size` lies at most `left` before and `right` after the query's" is in a rectangle."""
+    """Whether "the key's chunk of `size` lies at most `left` before and `right` after the query's" holds for all, no or
+    some pairs of a rectangle."""
     first, last = region.keys[0] // size, (region.keys[1] - 1) // size
     top, bottom = region.positions[0] // size, (region.positions[1] - 1) // size
     return band(first - bottom, last - top, -left, right)
 
 
 def in_columns(keys: Span, stride: int, columns: int) -> Kind:
-    """What "key is one of the last `columns` of a block of `stride`" is for a span of keys."""
+    """Whether "key is one of the last `columns` of a block of `stride`" holds for all, no or some keys of a span."""
     first, size = keys[0] % stride, keys[1] - keys[0]
     if first + size <= stride - columns:
         return "empty"

@@ -49,7 +49,7 @@ class MaskProblem:
 
 @dataclass(frozen=True)
 class Tile:
-    """What a mask does in a rectangle of rows by keys; `Mask.tile` returns it.
+    """The visible pairs in a rectangle of rows by keys; `Mask.tile` returns it.
 
     Attributes:
         kind: "empty" (no pair attends), "full" (every pair does, in every batch item and head) or "partial".
@@ -97,7 +97,7 @@ class Mask(ABC):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """What a class defines under an old name is taken under the new one: ignored, it would be another mask."""
+        """Methods that a class defines under old names are renamed: ignored, they would make another mask."""
         super().__init_subclass__(**options)
         for name in sorted(_UNDERSCORED & vars(cls).keys()):
             text = f"{cls.__name__}.{name}: define it as _{name}; the old name goes in 0.4"
@@ -116,7 +116,7 @@ class Mask(ABC):
     """The arguments that make another one like it, which are attributes, too."""
 
     def _value(self) -> tuple[Hashable, ...]:
-        """What the mask is, for equality and hashing."""
+        """The mask's fields, for equality and hashing."""
         return tuple(getattr(self, name) for name in self.fields)
 
     @classmethod
@@ -176,7 +176,7 @@ class Mask(ABC):
     _memos: Mapping[str, tuple[Lengths, Any]] = MappingProxyType({})
 
     def _remembered(self, what: str, lengths: Lengths) -> Any:
-        """What `remember` was given last under this name, if for these lengths; else None."""
+        """The last value given to `remember` under this name, if it was for these lengths; else None."""
         held = self._memos.get(what)
         return held[1] if held is not None and held[0] == lengths else None
 
@@ -262,7 +262,7 @@ class Mask(ABC):
         return mask._grid(torch.arange(Lq, device=place), torch.arange(Lk, device=place), Lq, Lk).contiguous()
 
     def tile(self, rows: Where, keys: Where, Lq: int, Lk: int, *, device: torch.device | str | None = None) -> Tile:
-        """What the mask does in a rectangle of the problem (Lq, Lk); nothing larger than the rectangle is formed.
+        """The visible pairs in a rectangle of the problem (Lq, Lk); nothing larger than the rectangle is formed.
 
         Args:
             rows, keys: `slice`, `range` or `(start, stop)`, step 1, within (Lq, Lk).
@@ -324,7 +324,7 @@ class Mask(ABC):
     def kind(
         self, rows: Span, keys: Span, Lq: int, Lk: int, *, item: int | None = None, head: int | None = None
     ) -> Kind:
-        """What is certain of a rectangle for every batch item and head, or for the one named; else "partial"."""
+        """Whether a rectangle is "empty" or "full" for all batch items and heads, or the one named; else "partial"."""
         self._check_sizes(Lq, Lk)
         if rows[0] >= rows[1] or keys[0] >= keys[1]:
             return "empty"

@@ -171,7 +171,7 @@ def picture(
 
 
 def in_notebook(mask: Mask) -> str:
-    """The mask drawn at a size that shows what it does; its text where it can be drawn at none of those tried."""
+    """The mask drawn at a size that shows its pattern; its text if no size that was tried can be drawn."""
     try:
         drawn = _at_usual_sizes(mask)
         first = next(drawn)
@@ -207,7 +207,7 @@ def fits(mask: Mask, length: int) -> bool:
 
 
 def _sizes_of_tensors(mask: Mask) -> list[tuple[int, int]]:
-    """Those of the first part that is a tensor of so many queries and other keys."""
+    """Numbers of queries and keys of the first part that is a tensor."""
     if isinstance(mask, FromTensor):
         return [(mask.sizes[-2], mask.sizes[-1])]
     return next((found for part in mask._children() if (found := _sizes_of_tensors(part))), [])

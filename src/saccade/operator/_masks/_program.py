@@ -23,7 +23,7 @@ _BEYOND = 1 << 24
 
 
 class Opcode(IntEnum):
-    """What a part of the program is: the same numbers as in native/mask_program.h."""
+    """The kind of a part of the program, with the numbers of native/mask_program.h."""
 
     WINDOW = 0
     PADDING = 1
@@ -71,7 +71,7 @@ class ProgramScope(NamedTuple):
 
 
 class Program:
-    """What has been written so far. Tables are passed on as they are, not copied.
+    """The program written so far. Tables are passed on without a copy.
 
     Args:
         work_out: writes a part that has no program of its own, pair by pair where that is needed.

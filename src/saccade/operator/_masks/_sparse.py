@@ -259,7 +259,7 @@ def _moved_near(scope: ProgramScope, first: int, program: Program) -> np.ndarray
 
 
 def _bisected(values: Tensor, wanted: Tensor, low: Tensor, high: Tensor, steps: int) -> Tensor:
-    """The first place from `low` on, and below `high`, whose value is not less than what is wanted; else `high`."""
+    """The first index in [low, high) with a value of at least the wanted one; else `high`."""
     # Without branches, so that it also works on the scalars of a compiled mask function.
     for _ in range(steps):
         middle = (low + high) // 2

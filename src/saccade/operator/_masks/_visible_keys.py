@@ -77,7 +77,7 @@ def _factors(mask: Mask) -> list[Mask]:
 
 
 class _RealRows(Mask):
-    """What `Padding(queries=...)` says about rows, on its own."""
+    """The rows that `Padding(queries=...)` marks as real."""
 
     queries: Subset
     positional = False

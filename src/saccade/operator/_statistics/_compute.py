@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def uncompiled(reason: str) -> Callable[[F], F]:
-    """A graph that is being compiled ends at a call of the function, which runs as it is, with all that it calls.
+    """Break a compiled graph at a call of the function, which then runs uncompiled with everything it calls.
 
     `torch.compiler.disable` says the same, but imports the whole compiler the moment a function is decorated.
 

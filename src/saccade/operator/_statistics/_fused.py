@@ -49,7 +49,7 @@ def rows(call: CheckedCall, asked: StatisticsRequest, standing: Placement, first
 
 
 def per_head(call: CheckedCall, rows: RowStatistics, keys: Tensor | None, has_value: bool) -> dict[str, Numbers] | None:
-    """What `_heads.per_head` gives without histograms, in one pass; None where something is not finite.
+    """As `_heads.per_head` without histograms, in one pass; None if something is not finite.
 
     Args:
         keys: bool (B|1, Hkv|1, Lk), seen by some row; None: all are.

@@ -48,7 +48,7 @@ class HeadVectors(NamedTuple):
 def per_head(
     vectors: dict[str, HeadVectors], histograms: Collection[str], rows: RowStatistics, counted: Tensor, visible: Tensor
 ) -> dict[str, Numbers]:
-    """What `Statistics.heads` holds, but for the histograms of logits and weights.
+    """The contents of `Statistics.heads`, except the histograms of logits and weights.
 
     `counted` (B, Hq, Lq) are the rows that see a key, `visible` (B|1, Hq|1, Lq|1) says how many keys.
     """

@@ -36,7 +36,7 @@ def even_bins(entries: Tensor, edges: Tensor) -> Tensor:
 
 
 def _bins_per_unit(low: Tensor, high: Tensor) -> Tensor:
-    """Of halves, because the difference of two numbers may be beyond the greatest one; +inf where they are too near."""
+    """Bins per unit, from halves: the difference of two numbers may overflow; +inf if they are too close."""
     return BINS / (high * 0.5 - low * 0.5)
 
 

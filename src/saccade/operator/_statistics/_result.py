@@ -109,7 +109,7 @@ class Statistics:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What `mean` takes."""
+        """The names that `mean` accepts."""
         return (*ROWS, *(f"mass.{name}" for name in self.mass))
 
     def of(self, name: str) -> Tensor:
@@ -199,7 +199,7 @@ def _alone(tensor: Tensor) -> Tensor:
 
 
 def _shown(statistics: Statistics) -> tuple[str, Table, list[str]]:
-    """What the call was and how many rows were counted, the averages of each head, and how many are left out."""
+    """The report: the call, the rows counted, the averages of each head, and the number of heads left out."""
     items, heads, rows, keys = statistics.shape
     first = f"Statistics of {items} items, {heads} heads, {rows} queries, {keys} keys; rows: {_rows(statistics)}"
     names = ["entropy", "evenness", "largest", "distance"]

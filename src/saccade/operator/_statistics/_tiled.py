@@ -80,7 +80,7 @@ def add_histograms(
 
 
 class _RowSums:
-    """What is carried from tile to tile for a block of rows: (B, Hq, r), and (B, Hq, r, n) for n groups or keys."""
+    """Sums carried from tile to tile for a block of rows: (B, Hq, r), and (B, Hq, r, n) for n groups or keys."""
 
     def __init__(self, walk: TileWalk, rows: Span):
         zeros = walk.zeros(len(rows))
@@ -154,7 +154,7 @@ class _RowSums:
 
 
 def _greatest(entries: Tensor, count: int) -> Tensor:
-    """Where the `count` greatest of (..., n) stand, falling; of equals the first comes first."""
+    """Indices of the `count` greatest of (..., n), falling; of equals the first comes first."""
     if entries.dtype != torch.float32:
         return torch.argsort(entries, dim=-1, descending=True, stable=True)[..., :count]
     # topk says nothing of equals, and a stable sort costs ten times as much. So each float, as an integer of the same

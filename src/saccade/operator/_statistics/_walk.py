@@ -21,7 +21,7 @@ from ._rows import RowStatistics
 
 
 class WeightTile(NamedTuple):
-    """One tile: its logits, -inf where nothing is seen, and what is seen (None: all)."""
+    """One tile: its logits, -inf for hidden pairs, and which pairs are visible (None: all)."""
 
     keys: Span
     logits: Tensor  # (B, Hq, r, c)

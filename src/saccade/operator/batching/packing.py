@@ -152,7 +152,7 @@ def pack_padded(x: Tensor, padding: Padding) -> Packed:
 
 
 def packed_row(row: Tensor, lengths: tuple[int, ...]) -> Packed:
-    """What there is to know of a row (1, T, ...) of sequences of these lengths."""
+    """The description of a row (1, T, ...) of sequences of these lengths."""
     starts = np.cumsum(lengths) - lengths
     positions = torch.from_numpy(np.arange(sum(lengths)) - np.repeat(starts, lengths)).unsqueeze(0).to(row.device)
     documents = Documents.from_cu_seqlens(_ends(lengths)) if lengths else Documents([])
@@ -160,8 +160,8 @@ def packed_row(row: Tensor, lengths: tuple[int, ...]) -> Packed:
 
 
 def real_row(real: Tensor) -> tuple[Tensor, Documents]:
-    """Of a padded batch whose real tokens are true in `real` (B, L): int64 (T,), b L + l of each real token, and the
-    mask that keeps each within its own item while all stand in one row."""
+    """The real tokens of a padded batch, true in `real` (B, L), as a row: int64 (T,), b L + l of each, and the mask
+    that keeps each within its own item."""
     return real.flatten().nonzero()[:, 0], Documents.from_cu_seqlens(_ends(real.sum(1).tolist()))
 
 

@@ -90,7 +90,7 @@ def unpad(x: Tensor, padding: Padding) -> list[Tensor]:
 
 
 def positions_of(padding: Padding, length: int) -> Tensor:
-    """Where each token of a padded batch stands in its own sequence: int64 (B, L), 0 in the padding before it.
+    """Position of each token of a padded batch in its own sequence: int64 (B, L), 0 in the padding before it.
 
     This is the number of real tokens before it: the `offset` that modules with absolute positions take for a batch
     padded on the left. The result is on the CPU, unless `padding` was made from tensors of another device.
@@ -165,7 +165,7 @@ def _subset(padding: Any) -> Subset:
 
 
 def _checked(x: Any, padding: Any) -> Subset:
-    """What `padding` says of the rows of `x`, if it is of as many rows and tokens."""
+    """The real tokens of `x` by `padding`, which must have as many rows and tokens."""
     subset = _subset(padding)
     if not isinstance(x, Tensor) or x.is_nested or x.ndim < 2:
         raise TypeError(f"x: must be a padded tensor (B, L, ...), got {describe(x)}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class WeightSlice(NamedTuple):
-    """Of one parameter or buffer of a module: the entries along an axis that stay."""
+    """The entries along an axis that a parameter or buffer of a module keeps."""
 
     module: nn.Module
     name: str
@@ -31,7 +31,7 @@ class Change(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What makes one module smaller."""
+    """The changes that make one module smaller."""
 
     slices: list[WeightSlice]
     changes: list[Change]

@@ -78,7 +78,7 @@ def fewer_heads(config: AttentionConfig, kept: Sequence[int]) -> AttentionConfig
 
 
 def cut_heads(module: MultiHeadAttention, kept: Sequence[int]) -> Cut:
-    """What leaves `module` with these heads alone, numbered as it numbers them now.
+    """The cut that leaves `module` with these heads alone, in its current numbering.
 
     Raises:
         ValueError: as of `kept_groups`; a mechanism or a module of positions that cannot do with fewer heads.
@@ -117,7 +117,7 @@ def configurations(model: nn.Module, kept: Mapping[MultiHeadAttention, Sequence[
 
 
 def joined(cuts: Iterable[Cut]) -> Cut:
-    """All of them as one."""
+    """All cuts as one."""
     every = list(cuts)
     return Cut([one for cut in every for one in cut.slices], [one for cut in every for one in cut.changes])
 
@@ -146,7 +146,7 @@ def _projections(module: MultiHeadAttention, kept: Sequence[int], groups: Sequen
 
 
 def _positions(module: nn.Module, kept: Sequence[int]) -> Cut:
-    """Positions of a module's own: what they hold for each head."""
+    """The cut of a module's own positions: the entries of each head."""
     if isinstance(module, T5Bias):
         return Cut([WeightSlice(module, "table", 1, tuple(kept))], [Change(module, "heads", len(kept))])
     if isinstance(module, AlibiBias):
@@ -185,7 +185,7 @@ def _nystrom(module: Any, kept: Sequence[int], groups: Sequence[int]) -> Cut:
 
 
 def _nothing(module: Any, kept: Sequence[int], groups: Sequence[int]) -> Cut:
-    """What it holds is the same for all heads."""
+    """Positions that are the same for all heads need no cut."""
     return Cut([], [])
 
 

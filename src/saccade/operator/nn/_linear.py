@@ -25,7 +25,7 @@ class Linear(nn.Linear):
         return self.product(x, self.weight, self.bias)
 
     def activated(self, x: Tensor, activation: str) -> Tensor:
-        """`activation(x W^T + b)`, in one pass where that is possible; hooks see what they see of a linear layer."""
+        """`activation(x W^T + b)`, in one pass if possible; hooks see the linear layer's input and output."""
         if self.product.users and not (self._forward_hooks or self._forward_pre_hooks):
             return self.product(x, self.weight, self.bias, activation)
         return FUNCTIONS[activation](self(x))

@@ -93,7 +93,7 @@ def _as_mask(allowed: Tensor, heads: int | None) -> Mask:
 
 
 def _with_head_axis(tensor: Tensor, heads: int | None) -> Tensor:
-    """(L, S) as it is; (B H, L, S) as (B, H, L, S)."""
+    """(L, S) unchanged; (B H, L, S) as (B, H, L, S)."""
     if tensor.dim() == 2:
         return tensor
     if heads is None or heads < 1 or tensor.shape[0] % heads:

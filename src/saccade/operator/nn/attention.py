@@ -471,7 +471,7 @@ def _heads(features: Tensor, width: int) -> Tensor:
 
 
 def _of_heads(bias: Tensor | Bias | None, left: HeadsLeft) -> Tensor | Bias | None:
-    """A bias made for all heads, of those that are left; another as it is."""
+    """The part of a bias for all heads that belongs to the remaining ones; another bias unchanged."""
     held = as_bias(bias)
     return bias if held is None or held.heads != left.original_heads else held._of_heads(left.numbers)
 

@@ -26,7 +26,7 @@ from .norm import make_norm
 
 
 class Context(NamedTuple):
-    """What cross-attention reads: another sequence, who sees what of it, and where its keys and values are kept.
+    """The input of cross-attention: another sequence, its mask, and the cache of its keys and values.
 
     Attributes:
         tokens: (B, Lc, C), or (B / n, Lc, C) where n items of x, one after another, read the same.
@@ -152,7 +152,7 @@ class EncoderBlock(nn.Module):
         return [self.attention.output, *([] if self.feed_forward is None else [self.feed_forward.down])]
 
     def _with_feed_forward(self, x: Tensor) -> Tensor:
-        """What comes after attention, unless it is left out."""
+        """The feed-forward half of the block, unless it is left out."""
         return x if self.feed_forward is None else self._with_residual(x, self.feed_forward_norm, self.feed_forward)
 
     def _with_residual(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:

@@ -41,7 +41,7 @@ class AttentionShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AttentionConfig:
-    """What a `MultiHeadAttention` is made of.
+    """The configuration of a `MultiHeadAttention`.
 
     Args:
         width: E, of the tokens that ask.
@@ -160,7 +160,7 @@ class AttentionConfig:
             )
 
     def _check_logits(self) -> None:
-        """What acts on the logits."""
+        """Check the options that change logits."""
         if self.positions is not None and not isinstance(self.positions, PositionsConfig):
             raise TypeError(
                 "positions: expected RotaryConfig, AlibiConfig, T5Config or None, got "
@@ -178,7 +178,7 @@ class AttentionConfig:
 
     @property
     def shape(self) -> AttentionShape:
-        """Every number that has a default, as it is meant."""
+        """All sizes, with defaults filled in."""
         context = self.context_width or self.width
         maps = 1 if self.mechanism is None else self.mechanism.maps
         values, head = self.values_width or context, self.head_width or self.width // self.heads // maps
@@ -204,7 +204,7 @@ class AttentionConfig:
         return shape.query_heads * shape.head, keys, shape.kv_heads * shape.value_head
 
     def heads_for_mechanism(self) -> HeadSizes:
-        """What a mechanism is built for."""
+        """The heads and widths for which a mechanism is built."""
         shape = self.shape
         return HeadSizes(self.width, shape.query_heads, shape.key_heads, shape.head, shape.value_head)
 
@@ -215,14 +215,15 @@ class AttentionConfig:
         return hash(self._described())
 
     def _described(self) -> tuple[object, ...]:
-        """What the module is, whether a default was said or not."""
+        """The configuration with defaults filled in, for comparisons."""
         logits = self.positions, self.qk_norm, self.eps, self.window, self.scale, self.softcap, self.mechanism
         return self.width, self.heads, self.shape, self.bias, self.gate, self.sink, self.dropout, *logits
 
 
 @dataclass(frozen=True, eq=False)
 class BlockConfig:
-    """What an `EncoderBlock` or `DecoderBlock` is made of. The defaults are like Llama's; `from_torch` shows PyTorch's.
+    """The configuration of an `EncoderBlock` or `DecoderBlock`. The defaults are like Llama's; `from_torch` shows
+    PyTorch's.
 
     Args:
         attention: of the tokens to each other.
@@ -329,7 +330,7 @@ class BlockConfig:
         return replace(self, attention=replace(self.attention, positions=None))
 
     def at_depth(self, layer: int) -> BlockConfig:
-        """The same block in that layer of a stack, counted from 0: some mechanisms start differently in each."""
+        """The same block for layer `layer` of a stack, counted from 0: some mechanisms start differently in each."""
 
         def deep(attention: AttentionConfig) -> AttentionConfig:
             mechanism = attention.mechanism

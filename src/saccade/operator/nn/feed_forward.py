@@ -14,7 +14,7 @@ from .config import ACTIVATIONS, GATED, check_choice, check_positive, check_shar
 
 
 def dropped(dropout: nn.Module, x: Tensor) -> Tensor:
-    """`dropout(x)`, without the cost of asking where it would leave x as it is: in a step of decoding that is felt."""
+    """`dropout(x)`, without the module's call if it would return x unchanged: a step of decoding is faster so."""
     return x if type(dropout) is nn.Dropout and not (dropout.training and dropout.p) else dropout(x)
 
 

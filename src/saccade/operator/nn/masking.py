@@ -20,7 +20,7 @@ from .cache import GrowingLayer
 
 
 def joined(mask: Mask | None, other: Mask | None) -> Mask | None:
-    """What both show, standing where `mask` is placed; None shows everything."""
+    """The intersection of two masks, placed as `mask` is; None shows everything."""
     if mask is None or other is None:
         return other if mask is None else mask
     if isinstance(mask, At):

@@ -379,13 +379,13 @@ def _of_layers(config: BlockConfig | Sequence[BlockConfig], layers: int | None) 
 
 
 def _alike(config: BlockConfig) -> dict[str, object]:
-    """What layers of one stack have in common."""
+    """The configuration that all layers of a stack must share."""
     context = None if config.cross is None else config.cross.shape.context
     return {"width": config.width, "placement": config.placement, "context_width": context}
 
 
 def _scheme(config: BlockConfig) -> tuple[PositionsConfig, int, int] | None:
-    """What a module of positions is made of: layers with the same share it. Rotary ones serve any number of heads."""
+    """The arguments of a module of positions: layers with equal ones share it. Rotary ones fit any number of heads."""
     attention = config.attention
     heads = 1 if isinstance(attention.positions, RotaryConfig) else attention.heads
     return None if attention.positions is None else (attention.positions, heads, attention.shape.head)
@@ -396,7 +396,7 @@ def _of_layer(observe: LayerObserver | None, layer: int) -> Callable[[Observatio
 
 
 def _with_gradients_of(block: nn.Module, x: Tensor) -> Tensor:
-    """x as it is. Several processes wait for the gradient of each weight; those of a block that is left out are 0."""
+    """x unchanged. Distributed training waits for each weight's gradient; those of a block that is left out are 0."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return x
     firsts = [weight.flatten()[:1].sum() for weight in block.parameters() if weight.requires_grad]

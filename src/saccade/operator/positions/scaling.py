@@ -22,7 +22,7 @@ def frequencies(width: int, base: float, device: torch.device | str | None = Non
 
 @dataclass(frozen=True)
 class _ByFactor:
-    """Scalings that have a factor alone, and leave the size of logits as it is."""
+    """Scalings with only a factor, which leave the size of logits unchanged."""
 
     factor: float
 
@@ -31,7 +31,7 @@ class _ByFactor:
 
     @property
     def attention(self) -> float:
-        """What cos and sin are multiplied by."""
+        """The factor on cos and sin."""
         return 1.0
 
 
@@ -138,7 +138,7 @@ class YaRNScaling:
 
     @property
     def attention(self) -> float:
-        """What cos and sin are multiplied by."""
+        """The factor on cos and sin."""
         return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else float(self.attention_factor)
 
     def frequencies(self, width: int, base: float, device: torch.device | str | None = None) -> Tensor:
@@ -197,7 +197,7 @@ class Llama3Scaling:
 
     @property
     def attention(self) -> float:
-        """What cos and sin are multiplied by."""
+        """The factor on cos and sin."""
         return 1.0
 
     def frequencies(self, width: int, base: float, device: torch.device | str | None = None) -> Tensor:

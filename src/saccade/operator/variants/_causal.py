@@ -153,7 +153,7 @@ def summed(keys: Tensor, values: Tensor) -> LinearState:
 
 
 def read_state(queries: Tensor, state: LinearState, *, normalise: bool = True, least: float | None = None) -> Tensor:
-    """Every query (B, H, L, M) reads what is in the state: (B, H, L, Dv)."""
+    """The output (B, H, L, Dv) of queries (B, H, L, M) that read the state."""
     batch, heads, length, width = queries.shape
     kv_heads = state.weights.shape[1]
     grouped = queries.reshape(batch, kv_heads, heads // kv_heads * length, width)
@@ -171,7 +171,7 @@ def divided(numerator: Tensor, denominator: Tensor, least: float | None = None) 
 
 
 def least_weight(dtype: torch.dtype) -> float:
-    """What a row's weights must sum to: 1.1e-19 in float32, the root of the smallest normal number.
+    """The least sum of a row's weights: 1.1e-19 in float32, the root of the smallest normal number.
 
     Less is as good as nothing, and its reciprocal would leave no room for gradients, which are products with it.
     """
@@ -194,7 +194,7 @@ class NonFiniteTokens(NamedTuple):
         return unpoisoned(query, self.rows), unpoisoned(key, self.keys), unpoisoned(value, self.keys)
 
     def over(self, out: Tensor, state: LinearState) -> tuple[Tensor, LinearState]:
-        """What was read causally, (B, H, L, Dv), and the state: NaN where such a token is seen or summed."""
+        """The causal output (B, H, L, Dv) and the state, NaN where they include a non-finite token."""
         seen = self.keys.cumsum(-1).repeat_interleave(out.shape[1] // self.keys.shape[1], 1)
         summed = self.keys.sum(-1)[..., None].to(state.weights)
         sums, weights = state.sums + summed[..., None], state.weights + summed
@@ -228,7 +228,7 @@ def _ends(tensor: Tensor) -> tuple[float, ...]:
 
 
 def wide(tensor: Tensor) -> torch.dtype:
-    """What sums are kept in."""
+    """The dtype of sums."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
@@ -380,7 +380,7 @@ class _Causal(torch.autograd.Function):
 
 
 def _operands(plan: _ChunkPlan, segment: slice, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
-    """Of one segment: (N, n, G C, M), (N, n, C, M) and (N, n, C, Dv + 1), the column of ones put in."""
+    """The factors of one segment: (N, n, G C, M), (N, n, C, M) and (N, n, C, Dv + 1), with a column of ones."""
     q, k, v = plan.cut(queries, segment, plan.groups), plan.cut(keys, segment), plan.cut(values, segment)
     return q, k, F.pad(v, (0, 1), value=1.0)
 

@@ -29,7 +29,7 @@ def takes(*tensors: Tensor) -> bool:
 
 
 class CausalKernelSettings(NamedTuple):
-    """What a call is besides its tensors."""
+    """The arguments of a call other than its tensors."""
 
     map: int
     normalise: bool
@@ -115,7 +115,7 @@ def _kernel_arguments(
     log_scale: Tensor | None,
     running: Tensor | None,
 ) -> tuple[Any, ...]:
-    """What native/bindings.cpp makes a Linear of."""
+    """The arguments from which native/bindings.cpp makes a Linear."""
     problem = (
         query.shape,
         key.shape,

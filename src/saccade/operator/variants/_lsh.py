@@ -141,7 +141,7 @@ class _Layout:
         self.open = self._visible(causal, order.device)
 
     def _codes(self, codes: Tensor, number: int, front: int) -> tuple[Tensor, Tensor]:
-        """Of tokens as readers, 2 c - 1, and as what is read, 2 c: 1 apart where c - c' is 0 or 1, else 3 or more."""
+        """Codes of tokens as queries, 2 c - 1, and as keys, 2 c: 1 apart if c - c' is 0 or 1, else 3 or more."""
         held = 2.0 * codes.flatten()[self.places].view(number, -1).to(torch.float64)
         readers, read = held - 1.0, held
         readers[:, :front], read[:, :front] = -100.0, -200.0
@@ -149,7 +149,7 @@ class _Layout:
         return self._chunks(readers.to(dtype).flatten()), self._windows(read.to(dtype).flatten())
 
     def _visible(self, causal: bool, device: torch.device) -> Tensor:
-        """Who may read whom by place, 0 or 1 (t, w)."""
+        """Visibility by place, 0 or 1 (t, w)."""
         row, column = (torch.arange(n, device=device) for n in (self.rows, self.wide))
         apart = column - row[:, None] - self.back * self.rows
         return (apart < 0 if causal else apart != 0).to(torch.float32)

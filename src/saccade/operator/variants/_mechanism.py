@@ -43,7 +43,7 @@ class HeadSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Traits:
-    """What a mechanism can do, and the reason where it cannot.
+    """The features of a mechanism: True, or the reason why one is not supported.
 
     An ability is True, or a sentence that says why not; error messages and the table of mechanisms show that sentence.
 

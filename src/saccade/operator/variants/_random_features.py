@@ -183,7 +183,7 @@ def exponentials_over_keys(x: Tensor, vectors: Tensor, kept: Tensor | None) -> t
 
 
 class _OverRows(torch.autograd.Function):
-    """Nothing is kept of the L r exponents but the features, and what is done to them is done while in cache."""
+    """Keeps only the features, not the L r exponents, and processes them while they are in cache."""
 
     @staticmethod
     def forward(

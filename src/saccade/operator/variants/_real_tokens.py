@@ -14,7 +14,7 @@ from ._causal_padding import zero_padding
 
 
 class RealTokens(NamedTuple):
-    """Where the real tokens stand."""
+    """Positions of the real tokens."""
 
     kept: Tensor  # bool (B|1, L)
     order: Tensor | None  # int64 (B|1, L): place of the t-th real token, then of the others; None: they come first

@@ -29,7 +29,7 @@ _NOTHING = (0,) * 6
 def quick_step(
     query: Any, key: Any, value: Any, state: Any, feature_map: Callable[[Tensor], Tensor], normalise: bool
 ) -> tuple[Tensor, LinearState] | None:
-    """What `linear_step` returns for one token without padding, where nothing records a graph; None for all else.
+    """As `linear_step` for one token without padding and without a graph; None for any other call.
 
     Args:
         query: (B, Hq, 1, D).

@@ -27,7 +27,7 @@ _COMPUTES = {
 
 
 def capabilities() -> str:
-    """Markdown: what each mechanism computes and costs, what it can do, why not where it cannot, and the patterns."""
+    """Markdown: formula, cost, features and patterns of each mechanism, with the reason for each missing feature."""
     return "\n\n".join(
         [
             "\n".join(_costs()),

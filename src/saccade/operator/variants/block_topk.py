@@ -183,7 +183,7 @@ class _Blocks(NamedTuple):
 
 
 def _seen(query: Tensor, key: Tensor, mask: Mask | Tensor | None) -> CausalPadding:
-    """What the mask shows; TypeError or ValueError as `block_topk_attention`."""
+    """The visible pairs by the mask; TypeError or ValueError as `block_topk_attention`."""
     (batch, _, Lq, _), Lk, device = query.shape, key.shape[2], query.device
     seen = causal_padding_of(mask, batch, Lq, Lk, device, "block_topk_attention", _REASON)
     if Lq != Lk and not seen.causal:
@@ -232,7 +232,7 @@ def _others(query: Tensor, means: Tensor, rows: Tensor, limits: Tensor | None, k
 
 
 def _means(key: Tensor, blocks: _Blocks, sums: Tensor | None = None) -> Tensor:
-    """Of the real keys of each block, (B, Hkv, n, D); 0 where there are none."""
+    """Means of the real keys of each block, (B, Hkv, n, D); 0 for blocks without any."""
     real = blocks.real
     if sums is None:
         if real is not None:
@@ -247,7 +247,7 @@ def _means(key: Tensor, blocks: _Blocks, sums: Tensor | None = None) -> Tensor:
 
 
 def _sums(key: Tensor, size: int) -> Tensor:
-    """Of each `size` keys, (B, Hkv, n, D)."""
+    """Sums of each `size` keys, (B, Hkv, n, D)."""
     wide = key.dtype if key.device.type == "mps" else torch.float64
     return F.pad(key, (0, 0, 0, -key.shape[2] % size)).unflatten(2, (-1, size)).sum(3, dtype=wide)
 
@@ -255,7 +255,7 @@ def _sums(key: Tensor, size: int) -> Tensor:
 def _read_by_one(
     query: Tensor, key: Tensor, value: Tensor, block: int, k: int, scale: float, sums: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """What the last token reads, keys and values (B, Hq, n, D): the blocks it chooses, then its own up to itself.
+    """Keys and values (B, Hq, n, D) for the last token: the blocks it chooses, then its own up to itself.
 
     There are more than k blocks of keys, so it has as many to choose among as it may choose.
     """

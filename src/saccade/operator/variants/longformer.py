@@ -214,7 +214,7 @@ class LongformerAttention(Mechanism):
 
 
 class _CallMask(NamedTuple):
-    """What the mask of a call says."""
+    """The parts of a call's mask."""
 
     mask: Mask | None
     real: Tensor | None  # bool (1 or B, Lk), the tokens that are no padding; None: all

@@ -165,7 +165,7 @@ def _landmarks(tokens: Tensor, kept: Tensor | None, most: int) -> Landmarks:
 
 
 def _edges(number: Tensor, count: int) -> Tensor:
-    """Where segments begin and the last one ends, (B|1, count + 1); those beyond the `number` (B|1, 1) are empty.
+    """Starts of segments and the end of the last, (B|1, count + 1); those beyond the `number` (B|1, 1) are empty.
 
     Of n tokens in m segments, token t is in segment floor(t m / n): sizes differ by at most one.
     """

@@ -189,7 +189,7 @@ class _WideInputs(NamedTuple):
         )
 
     def tainted(self, read: Tensor, taint: Tensor) -> Tensor:
-        """What was read, with NaN where a row's own query, or `taint` (B, Hkv, Lq or 1) of the keys it sees, is NaN."""
+        """The output with NaN in rows whose own query, or `taint` (B, Hkv, Lq or 1) of their visible keys, is NaN."""
         assert self.poison is not None
         rows, keys = self.poison
         return read + (rows + taint.repeat_interleave(rows.shape[1] // keys.shape[1], 1))[..., None]
@@ -266,7 +266,7 @@ def _finite_level(level: Tensor) -> Tensor:
 def _read(
     queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None, least: float | None
 ) -> tuple[Tensor, PerformerState]:
-    """What queries, bottom-right, read of the keys up to their place: (B, Hq, Lq, n); and what is carried on."""
+    """Outputs (B, Hq, Lq, n) of queries, aligned bottom-right, over the keys up to their place; and the carried state."""
     ahead, behind = max(0, keys.shape[2] - queries.shape[2]), max(0, queries.shape[2] - keys.shape[2])
     if ahead:
         assert state is None
@@ -289,7 +289,7 @@ def _read(
 def _read_one(
     queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None, least: float | None
 ) -> tuple[Tensor, PerformerState]:
-    """The same of a single token, which may read what it adds, without chunks."""
+    """As `_read` for a single token, which may read the state it adds to, without chunks."""
     added = _remembered(keys, values, level)
     if state is not None:
         added = _joined(state, added)

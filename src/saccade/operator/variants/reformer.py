@@ -128,7 +128,7 @@ def lsh_attention(
 
 
 class _TokenFacts(NamedTuple):
-    """What is known of the tokens besides their vectors."""
+    """Properties of tokens other than their vectors."""
 
     hashes: Tensor  # int64 (B, H, R, L)
     real: Tensor | None  # bool (B or 1, 1, L, 1)

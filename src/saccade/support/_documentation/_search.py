@@ -165,7 +165,7 @@ def _kind(place: str) -> float:
 
 @functools.cache
 def _ways() -> dict[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """What our pages call each term of `SYNONYMS`, in stems."""
+    """The terms of our pages for each entry of `SYNONYMS`, in stems."""
     found: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {}
     for ours, terms in SYNONYMS.items():
         for theirs in terms.split(", "):

@@ -32,7 +32,7 @@ def uncleaned(stream: TextIO) -> TextIO:
 
 
 def standard_input() -> TextIO:
-    """Where a user may type now: no line of ours is on the terminal."""
+    """Standard input, after our waiting line has been removed from the terminal."""
     uncleaned(sys.stderr)
     return sys.stdin
 
@@ -63,7 +63,7 @@ def cleaned_streams() -> Iterator[None]:
 
 
 class _Cleaned:
-    """A text stream that cleans what is written; all else is the stream's own."""
+    """A text stream that cleans what is written and otherwise behaves as the original."""
 
     def __init__(self, stream: TextIO, begin: Callable[[], None], *, bars: bool):
         self.stream, self.begin = stream, begin

@@ -83,7 +83,7 @@ class PrunedRun:
         return [parameters_line(self.pruning), *metrics, self.forward.line()]
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The result as plain values for JSON."""
         return {
             **as_json(Pruning(self.layers, self.pruning.parameters, self.pruning.note)),
             "metrics": self.metrics,

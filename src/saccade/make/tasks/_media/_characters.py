@@ -56,8 +56,7 @@ class Characters:
         return tuple(self._numbers.get(character, BEGINNING.index(UNKNOWN)) for character in text)
 
     def texts(self, logits: Tensor, frames: Tensor, beams: int) -> list[str]:
-        """Of logits (B, L, V) and the frames (B,) of each: greedily, or with more than one beam the most probable
-        found."""
+        """Decode logits (B, L, V) with frames (B,): greedily, or by a beam search."""
         lengths = frames.tolist()
         if beams == 1:
             return [self._written.text(tokens) for tokens in greedy(logits, lengths)]

@@ -34,7 +34,7 @@ PLACES = 31  # frames of the positions' convolution
 
 @dataclasses.dataclass(frozen=True)
 class SoundModelSizes:
-    """Of a new model.
+    """Sizes of a new model for sounds.
 
     Args:
         mask_time, mask_channels: share of frames, of channels, that are masked while learning (SpecAugment).

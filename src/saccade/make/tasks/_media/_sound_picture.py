@@ -80,7 +80,7 @@ def rows_of_heads(weights: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def rows_of_characters(weights: np.ndarray, frames: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...], list[int]]:
-    """What the first frame of each character attends to, the mean (R, L) over heads; the characters; those frames.
+    """Attention of the first frame of each character, the mean (R, L) over heads; the characters; their frames.
 
     Args:
         frames: what each writes, "" for the blank. If none writes anything, the mean over all frames is the only row.

@@ -70,7 +70,7 @@ class SeedsReport:
 
     @property
     def baselines(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """The same of the baselines: the split is another with each seed, so they differ, too."""
+        """The mean and spread of the baselines: each seed splits the data differently, so they differ, too."""
         kinds: dict[str, list[dict[str, float]]] = {}
         for report in self.reports:
             for name, metrics in report.baselines.items():

@@ -275,7 +275,7 @@ class _Scores:
         raise NotImplementedError
 
     def gradient_strides(self, gradient: Tensor) -> tuple[int, ...]:
-        """Its four strides, 0 along axes that are summed over."""
+        """The gradient's four strides, 0 along axes that are summed over."""
         raise NotImplementedError
 
     def pull(self, gradient: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ def run(
 
 
 class NativeRanges(NamedTuple):
-    """Of what is real and, without exception, finite."""
+    """Ranges and norms of real entries, all of which are finite."""
 
     of_queries: Tensor  # (8, Hq): min, max and mean norm of queries, min and max of logits, of weights, 0
     of_keys: Tensor  # (7, Hkv): min, max and mean norm of keys, then of values, 0
@@ -155,7 +155,7 @@ def head_ranges(call: CheckedCall, result: Any, keys: Tensor | None, has_value: 
 
 
 def _steps(table: Tensor) -> tuple[int, int]:
-    """Strides of items and heads, 0 along what is shared."""
+    """Strides of items and heads, 0 along broadcast axes."""
     batch, heads, _ = table.shape
     return table.stride(0) if batch > 1 else 0, table.stride(1) if heads > 1 else 0
 
@@ -165,7 +165,7 @@ def _per_item(number: Tensor, batch: int) -> Tensor:
 
 
 def _members(groups: Tensor | None, mass: Tensor) -> tuple[int, ...]:
-    """What native/bindings.cpp calls groups."""
+    """The groups in the form of native/bindings.cpp."""
     if groups is None:
         return 0, 0, 0, 0, 0
     count, items, keys = groups.shape

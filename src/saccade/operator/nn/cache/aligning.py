@@ -36,7 +36,7 @@ class AlignedItems:
     def of(
         cls, cache: LayerCache, mask: Mask | None, padding: Padding | None, rows: int, name: str
     ) -> AlignedItems | None:
-        """What has to be moved for the mechanism called `name`; None: nothing, all items stand alike already.
+        """How to align items for the mechanism called `name`; None if all are aligned already.
 
         Raises:
             ValueError: a cache that does not keep all tokens in order, a mask of another kind.

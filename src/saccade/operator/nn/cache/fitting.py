@@ -87,7 +87,7 @@ def in_order(mask: Mask | None, before: np.ndarray, arriving: NewRows, keys: int
 
 
 def placed(mask: Mask | None, start: np.ndarray, usual: int) -> Mask | None:
-    """The mask with row 0 of each item at `start`; as it is where that is `usual`, Lk - Lq."""
+    """The mask with row 0 of each item at `start`; unchanged if that is `usual`, Lk - Lq."""
     if mask is None or (start == usual).all():
         return mask
     return mask.at(int(start[0]) if start.size == 1 else start.tolist())

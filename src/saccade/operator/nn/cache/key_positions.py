@@ -151,7 +151,7 @@ def check_reach(mask: Mask, reach: int, batch: int) -> None:
 
 
 def both(first: Mask | None, second: Mask | None) -> Mask | None:
-    """What both show; None shows everything."""
+    """The intersection of two masks; None shows everything."""
     if first is None or second is None:
         return first if second is None else second
     return first & second

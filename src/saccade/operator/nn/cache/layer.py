@@ -22,7 +22,7 @@ from .new_rows import NewRows, alike, per_item
 
 
 class CachedInputs(NamedTuple):
-    """What one attention call reads after its new tokens joined the cache; `LayerCache.append` returns it.
+    """The tensors that an attention call reads after its new tokens joined the cache; `LayerCache.append` returns it.
 
     Attributes:
         key: (B, Hkv, S, D).
@@ -223,7 +223,7 @@ class LayerCache(ABC):
 
 
 def check_new(key: Tensor, value: Tensor, held_key: Tensor | None, held_value: Tensor | None) -> None:
-    """ValueError unless new keys and values belong together, and to what is held."""
+    """ValueError unless new keys and values fit each other and those in the cache."""
     for name, tensor in (("key", key), ("value", value)):
         if tensor.dim() != 4:
             raise ValueError(f"{name}: expected shape (batch, heads, length, width), got {tuple(tensor.shape)}")
@@ -255,7 +255,7 @@ def checked_items(items: Tensor, batch: int) -> Tensor:
 
 
 def joined(held: Tensor | None, new: Tensor, before: np.ndarray, arriving: NewRows) -> Tensor:
-    """What is held and the new tokens behind it, item by item: a new tensor (B, H, S, n) that can be differentiated."""
+    """Cached tokens and the new ones behind them, item by item: a new tensor (B, H, S, n), differentiable."""
     used = int(before.max(initial=0))
     if before.size == 1 and arriving.count.size == 1:
         tokens = new.narrow(2, int(arriving.left[0]), int(arriving.count[0]))
@@ -277,7 +277,7 @@ def scatter(buffer: Tensor, new: Tensor, item: np.ndarray, row: np.ndarray, slot
 
 
 def slots(like: Tensor, count: int, held: Tensor | None = None) -> Tensor:
-    """Zeros (B, H, count, n), begun with what is held. No NaN of uninitialised memory where nobody looks: a non-finite
+    """Zeros (B, H, count, n) that begin with the cached tokens. Uninitialised memory may hold NaN, and a non-finite
     entry anywhere would make attention take its slower, guarded way."""
     batch, heads, _, width = like.shape
     with lasting():

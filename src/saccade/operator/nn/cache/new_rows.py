@@ -25,7 +25,7 @@ class NewRows:
 
     @classmethod
     def of(cls, padding: Padding | None, rows: int) -> NewRows:
-        """What `padding` says of `rows` new rows.
+        """The real ones of `rows` new rows, by `padding`.
 
         Raises:
             TypeError: not a Padding. ValueError: one of other rows, or a row of tokens with a hole.
@@ -50,7 +50,7 @@ class NewRows:
 
     @cached_property
     def summary(self) -> tuple[int, bytes, bytes]:
-        """The same, to be compared."""
+        """The same rows in a form that can be compared."""
         return self.rows, self.left.tobytes(), self.count.tobytes()
 
     def check_batch(self, batch: int, padding: Padding | None) -> None:

@@ -99,7 +99,7 @@ class RecurrentLayer(LayerCache):
         self._choose_lengths(items.numpy())
 
     def rollback(self, count: int | Tensor) -> None:
-        """Take back exactly the last call's tokens. ValueError for any other number: a state forgets what it was."""
+        """Undo exactly the last call's tokens. ValueError for any other number: older states are not kept."""
         after = self._rolled_back(count)
         if (after == self._host).all():
             return

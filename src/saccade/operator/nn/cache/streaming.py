@@ -87,7 +87,7 @@ class StreamingLayer(WindowLayer):
         padding: Padding | None,
         turn: Turn,
     ) -> tuple[Tensor, CachedInputs]:
-        """Add new tokens, and turn queries and what they see by their places in the cache.
+        """Add new tokens, and rotate queries and visible keys by their places in the cache.
 
         Args:
             query: (B, Hq, L, D), not turned; None where only biases go by places.
@@ -165,7 +165,7 @@ class StreamingLayer(WindowLayer):
 
 
 class _KeyPlacement(NamedTuple):
-    """Where the keys of a call lie and stand; all of it (1 or B, ...), tensors on the keys' device."""
+    """Slots and positions of the keys of a call; all of shape (1 or B, ...), tensors on the keys' device."""
 
     mask: Mask | None
     which: Tensor  # (1 or B, N) among the keys kept and the new ones

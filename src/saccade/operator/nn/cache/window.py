@@ -62,7 +62,7 @@ class WindowLayer(LayerCache):
 
     @property
     def mask(self) -> Mask:
-        """What is visible of the sequence: the window and the sinks."""
+        """The visible part of the sequence: the window and the sinks."""
         return self._own
 
     @property
