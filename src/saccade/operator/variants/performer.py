@@ -266,7 +266,7 @@ def _finite_level(level: Tensor) -> Tensor:
 def _read(
     queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None, least: float | None
 ) -> tuple[Tensor, PerformerState]:
-    """Outputs (B, Hq, Lq, n) of queries, aligned bottom-right, over the keys up to their place; and the carried state."""
+    """Outputs (B, Hq, Lq, n) of queries, aligned bottom-right, over keys up to their place; and the carried state."""
     ahead, behind = max(0, keys.shape[2] - queries.shape[2]), max(0, queries.shape[2] - keys.shape[2])
     if ahead:
         assert state is None
