@@ -1,5 +1,6 @@
 """Checks the English of the documentation: phrases to avoid, long sentences, long guides, missing introductions.
-Docstrings and messages of the library and of benchmarks are searched for phrases only, its signatures for vague names.
+Docstrings and messages of the library and of benchmarks are searched for phrases only, its signatures for vague names,
+its docstrings for a first word that names nothing.
 
 `python .ci/prose.py` prints `file:line: words: advice` for each violation and exits with 1 if there is one.
 `python .ci/prose.py --readability` prints, for each page, its words of prose, mean sentence length and reading ease.
@@ -158,6 +159,14 @@ def strings(code: str) -> Iterator[Paragraph]:
 
 
 VAGUE = {"found", "one", "seen", "told"}  # names of parameters that say nothing of what is passed
+RIDDLES = {
+    "Of",
+    "That",
+    "Those",
+    "What",
+    "Who",
+    "Whoever",
+}  # first words of docstrings; a heading of options may have them
 
 
 def signatures(code: str) -> Iterator[Violation]:
@@ -166,6 +175,13 @@ def signatures(code: str) -> Iterator[Violation]:
             for parameter in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
                 if parameter.arg in VAGUE:
                     yield Violation(parameter.lineno, parameter.arg, "name the parameter by its noun")
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not node.name.endswith(
+            "Options"
+        ):
+            begin = (ast.get_docstring(node) or " ").split(None, 1)[:1]
+            if begin and begin[0] in RIDDLES:
+                advice = "begin with the noun that is returned, or the verb"
+                yield Violation(node.body[0].lineno, f"{node.name}: {begin[0]} ...", advice)
 
 
 def phrases(parts: Iterable[Paragraph]) -> Iterator[Violation]:

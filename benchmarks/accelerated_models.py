@@ -119,7 +119,7 @@ MODELS: dict[str, Callable[[Setting], nn.Module]] = {"BERT": bert, "GPT-2": gpt2
 
 
 def side(length: int) -> int:
-    """Of a square image with about so many patches."""
+    """The side of a square image with about so many patches."""
     return PATCH * round(length**0.5)
 
 
@@ -259,7 +259,7 @@ class Contest:
         }
 
     def share(self) -> float:
-        """Of the plain run's time, inside attention."""
+        """The share of the plain run's time that attention takes."""
         shares = []
         for _ in range(3):
             clock = Clock(self.now)

@@ -168,7 +168,7 @@ def trained(seed: int) -> tuple[Repeater, int]:
 
 
 def traced(model: Repeater) -> dict[str, Patching]:
-    """What carries the answer, over all heads; and what of layer 0 does so through the keys of layer 1.
+    """The heads that carry the answer, and the part of layer 0 that does so through the keys of layer 1.
 
     Clean: ... A B ... C D ... A, and B is next. Corrupted: the first A and the first C change places, so D is. Only
     what stands before B and D differs: which is what a previous-token head has to tell.

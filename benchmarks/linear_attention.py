@@ -111,7 +111,7 @@ LEFT_OUT = (
 
 
 def others() -> tuple[list[Contender], list[str]]:
-    """Those that can be imported, and the reasons of the rest."""
+    """The implementations that can be imported, and the reasons why the others cannot."""
     found, missing = [], []
     for name, load in OTHERS.items():
         try:

@@ -55,7 +55,7 @@ LOOKED_AT, TOKENS = 64, 2**15  # validation windows, evenly spread, and tokens i
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is trained, and for how long. The first `exact` steps are made in float64, too."""
+    """The model and the number of steps. The first `exact` steps are made in float64, too."""
 
     context: int
     batch: int
@@ -213,7 +213,7 @@ def train(setting: Setting, data: Data, dtype: str, advance: Callable[[], None] 
 
 
 def loss_of(logits: Tensor, windows: Tensor) -> Tensor:
-    """Of windows (B, L + 1), in float32 at least, as `saccade.training.loop` has it."""
+    """The loss of windows (B, L + 1), in float32 at least, as in `saccade.training.loop`."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 

@@ -61,7 +61,7 @@ def medians(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
 
 
 def rows(lengths: list[int], features: int, rounds: int) -> Iterator[str]:
-    """Of the table, as they come."""
+    """Rows of the table, as they are measured."""
     for way in WAYS:
         for length in lengths:
             runs = contenders(length, features, way)

@@ -156,7 +156,7 @@ def log_odds(values: np.ndarray) -> np.ndarray:
 
 
 class NextWords(NamedTuple):
-    """What the next words tell of one kind, in nats; (N,) each."""
+    """Probabilities of the next words of one kind, in nats; (N,) each."""
 
     agrees: np.ndarray  # the pronoun that follows one noun
     named: np.ndarray  # the noun that follows the pronoun, of the two that the text names

@@ -53,7 +53,7 @@ WITHIN = 0.15
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Of the models and the sequence."""
+    """Sizes of the models and the sequence."""
 
     length: int = 2048
     width: int = 512
@@ -122,7 +122,7 @@ def timed(sizes: Sizes, rounds: int) -> dict[str, float]:
 
 
 def counted_bytes(variant: str, sizes: Sizes) -> dict[str, int]:
-    """Of a decoder: weights, a cache filled with the sequence, and what autograd saves beside weights."""
+    """Bytes of a decoder: weights, a cache filled with the sequence, and what autograd saves beside weights."""
     model, x = model_of("decoder", variant, sizes), sizes.tokens()
     cache = model.cache()  # type: ignore[operator]
     with torch.no_grad():
@@ -166,7 +166,7 @@ def peak_elsewhere(variant: str, sizes: Sizes) -> int:
 
 
 def expected_bytes(sizes: Sizes) -> dict[str, int]:
-    """What half of the heads takes away, by the docstring's formulas."""
+    """Bytes that half of the heads remove, by the docstring's formulas."""
     inner, layers = sizes.width // 2, sizes.layers  # H D of the heads removed
     kept = 28 * inner * sizes.length * layers
     weights, cache = 16 * sizes.width * inner * layers, 8 * inner * sizes.length * layers

@@ -51,7 +51,7 @@ NEAR = 2.0**-8  # bf16's spacing of numbers near 1
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Of the model and the data. `window` is how many keys a token sees, itself among them."""
+    """Sizes of the model and the data. `window` is how many keys a token sees, itself among them."""
 
     width: int = 256
     heads: int = 4
@@ -98,7 +98,7 @@ def mask_of(sizes: Sizes, configuration: Configuration) -> Mask:
 
 
 def flops(sizes: Sizes, configuration: Configuration, batch: Batch) -> float:
-    """Of the matrix products of one step. Formula: docs/remedies.md."""
+    """Operations of the matrix products of one step. Formula: docs/remedies.md."""
     hidden, width = sizes.model().hidden or 0, sizes.width
     lengths = computed(configuration, batch)
     tokens, attention = sum(lengths), 0.0
@@ -114,7 +114,7 @@ def flops(sizes: Sizes, configuration: Configuration, batch: Batch) -> float:
 
 
 def kept_bytes(sizes: Sizes, configuration: Configuration) -> tuple[int, int]:
-    """What autograd keeps for each token: of one block, and of the last norm, the head and the loss."""
+    """Bytes that autograd keeps for each token: of one block, and of the last norm, the head and the loss."""
     hidden, width, narrow = sizes.model().hidden or 0, sizes.width, 2 if configuration.bf16 else 4
     # Attention keeps its output, and two numbers for each row and head.
     block = 4 * (4 * width + 2 * sizes.heads + 2) + narrow * (9 * width + 4 * hidden)
@@ -154,7 +154,7 @@ def computed(configuration: Configuration, batch: Batch) -> list[int]:
 
 
 def median(sizes: Sizes) -> int:
-    """Of the lengths' distribution: 300 in a context of 1,024."""
+    """The median of the lengths' distribution: 300 in a context of 1,024."""
     return max(1, 300 * sizes.context // 1024)
 
 
@@ -231,7 +231,7 @@ class Trainer:
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
     def state_bytes(self) -> tuple[int, int, int]:
-        """Of weights, gradients and optimizer state."""
+        """Bytes of weights, gradients and optimizer state."""
         weights = sum(weight.nbytes for weight in self.model.parameters())
         kept = [x for state in self.optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
         return weights, weights, sum(x.nbytes for x in kept)
@@ -419,7 +419,7 @@ def epoch_flops(sizes: Sizes, configuration: Configuration) -> float:
 
 
 def step_bytes(sizes: Sizes, configuration: Configuration) -> int:
-    """Of the largest step of an epoch."""
+    """Bytes of the largest step of an epoch."""
     return activation_bytes(sizes, configuration, largest(configuration, epoch_of(sizes, configuration)))
 
 

@@ -138,7 +138,7 @@ def _weights(observed: Observation, place: int) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What one seed came to. `heads`: by row the head, and its shares on the validation and on the test stories."""
+    """The figures of one seed. `heads`: by row the head, and its shares on the validation and on the test stories."""
 
     seed: int
     report: TestReport

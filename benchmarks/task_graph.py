@@ -27,7 +27,7 @@ PUBLISHED = {"GAT": "83.0 +- 0.7", "GCN": "81.5"}
 
 @dataclass(frozen=True)
 class SeedResult:
-    """Of one seed, shares of right answers."""
+    """Shares of right answers of one seed."""
 
     seed: int
     validation: float

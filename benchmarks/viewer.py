@@ -101,7 +101,7 @@ def beginning(novels: Path, length: int) -> str:
 
 
 class Client:
-    """What the page does, over one connection."""
+    """The requests of the page, over one connection."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

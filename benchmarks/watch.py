@@ -194,7 +194,7 @@ def two_numbers(amounts: Sequence[int], more: Sequence[float]) -> tuple[float, f
 
 
 def parts(rounds: int, clock: Callable[[], float]) -> Iterator[str]:
-    """What a ratio depends on, as Markdown."""
+    """The quantities that a ratio depends on, as Markdown."""
     ways = {name: FORWARDS[name] for name in PARTS}
     taken = {}
     for shape in SHAPES:

@@ -56,7 +56,7 @@ def _outcomes(target: PerformanceTarget, group: MeasurementGroup) -> list[Requir
 
 
 def median_outcome(target: MedianTarget, outcomes: dict[str, list[RequirementOutcome]]) -> RequirementOutcome | None:
-    """Of the members whose readings decide something; None where none of them was measured yet."""
+    """The median of the members with a verdict; None if none of them was measured yet."""
     members = [outcomes[title][0] for title in target.members if title in outcomes]
     if not members:
         return None

@@ -49,7 +49,7 @@ def page(report: TargetReport) -> str:
 
 
 def limits_line(group: MeasurementGroup) -> str:
-    """What the machine could do meanwhile."""
+    """The measured limits of the machine, in a line."""
     shown = []
     for limit in group.limits:
         middle = statistics.median(limit.readings)

@@ -52,7 +52,7 @@ class Requirement(ABC):
 
     @abstractmethod
     def value(self, group: MeasurementGroup) -> Quartiles | float | None:
-        """What was measured; None where it could not be."""
+        """The measured value; None if there is none."""
 
     @abstractmethod
     def shown(self, value: float) -> str: ...

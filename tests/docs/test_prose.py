@@ -117,3 +117,9 @@ def test_strings_of_code_are_prose(code, line):
 def test_names_and_values_in_code_are_not_prose():
     code = 'told = "it" if refused else "refuses"  # the likeliest\ncut("cut or refuse", "`refused`", "refused: why")\n'
     assert not prose.violations(code, "src/saccade/module.py")
+
+
+def test_parameters_and_docstrings_begin_with_what_they_name():
+    code = 'def f(told, mask):\n    """What it is told."""\n\nclass MaskOptions:\n    """What is shown"""\n'
+    assert [found.words for found in prose.signatures(code)] == ["told", "f: What ..."]
+    assert not list(prose.signatures('"""What a file is."""\ndef f(mask):\n    """Whatever the mask hides."""\n'))

@@ -35,7 +35,7 @@ class Span:
         return self.stop - self.start
 
     def of(self, tensor: Tensor, dim: int) -> Tensor:
-        """That block of `tensor` along `dim`; an axis of size 1 is broadcast."""
+        """The block of `tensor` along `dim`; an axis of size 1 is broadcast."""
         return tensor if tensor.shape[dim] == 1 else tensor.narrow(dim, self.start, self.stop - self.start)
 
 

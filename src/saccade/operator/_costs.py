@@ -13,7 +13,7 @@ BY_CHUNKED = "forward mode and torch.func go through chunked when backend is 'au
 
 @dataclass(frozen=True)
 class Costs:
-    """What one call costs on one backend."""
+    """The cost of one call on one backend."""
 
     work: float  # share of the Lq x Lk rectangle that is computed, in [0, 1]
     peak_bytes: int  # extra memory of the forward pass, the output included

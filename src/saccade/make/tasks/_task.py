@@ -197,7 +197,7 @@ class Task(BaseTaskOptions, ABC):
     def quick_baselines(
         self, model: Model, training: Sequence[Any], validation: Sequence[Any], tested: Sequence[Any]
     ) -> list[Baseline]:
-        """Those `baselines` that take seconds, for the end of each run. Arguments and errors as of `baselines`."""
+        """Baselines that take seconds, for the end of each run. Arguments and errors as of `baselines`."""
         return self.baselines(model, training, validation, tested)
 
     @property

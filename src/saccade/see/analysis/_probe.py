@@ -58,7 +58,7 @@ class ProbeAccuracy(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """What linear probes of each layer get right. `study_probe` returns it.
+    """The accuracy of linear probes of each layer. `study_probe` returns it.
 
     Example:
         >>> from saccade.analysis import LabelledSentence, study_probe

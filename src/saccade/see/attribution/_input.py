@@ -132,7 +132,7 @@ def _ids(given: Any, vocabulary: int) -> Tensor:
 
 
 def _reader(model: Any, inner: Model) -> TextModel | None:
-    """What decodes tokens; None for a model made in memory, without a tokenizer."""
+    """The tokenizer's decoder; None for a model made in memory, without a tokenizer."""
     if isinstance(model, TextModel):
         return model
     try:

@@ -97,7 +97,7 @@ class Patching:
 
     @property
     def agreement(self) -> Agreement | None:
-        """Of the exact effects and those by gradient; None if only one was measured."""
+        """The agreement of the exact effects and those by gradient; None if only one was measured."""
         if self.exact is None or self.gradient is None:
             return None
         both = ~(self.exact.values.isnan() | self.gradient.values.isnan())

@@ -128,7 +128,7 @@ def _run(predictor: Predictor, given: ReadText) -> Callable[[object], Tensor]:
 
 
 def _log_probability(tokens: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """Of the first token, less that of the second if there is one."""
+    """The log-probability of the first token, less that of the second if there is one."""
 
     def metric(logits: Tensor) -> Tensor:
         log_p = logits.float().log_softmax(-1)[list(tokens)]

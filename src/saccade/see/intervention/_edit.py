@@ -24,7 +24,8 @@ WeightsFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class Stage(IntEnum):
-    """What an edit changes. Edits of one stage are applied before those of the next, whatever their order."""
+    """The stage of a call that an edit changes. Edits of one stage are applied before those of the next, whatever their
+    order."""
 
     PRODUCTS = 0  # queries and keys, and scale * q.k
     VALUES = 1

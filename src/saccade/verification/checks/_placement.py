@@ -224,7 +224,7 @@ def _left_behind(moved: Subject, inputs: NamedInputs) -> list[str]:
 
 @dataclass(frozen=True)
 class _SavingLoss:
-    """What saving and loading a state has changed."""
+    """Errors and changes of the output by saving and loading a state."""
 
     raised: str = ""  # by saving or loading
     refused: bool = False  # what is saved is more than tensors, and read with weights_only=False alone

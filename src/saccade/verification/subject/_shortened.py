@@ -93,7 +93,7 @@ def _kept(layers: nn.ModuleList, config: Any) -> list[int]:
 
 
 def _kind(layer: nn.Module) -> tuple[Any, ...]:
-    """What distinguishes layers: classes, shapes, settings, and replaced attributes and hooks."""
+    """The properties that distinguish layers: classes, shapes, settings, and replaced attributes and hooks."""
     return tuple(
         (
             name,

@@ -169,8 +169,8 @@ def agreed_along(known: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
 
 
 def placed(own: Tensor | None, shape: Sequence[int], axis: int, index: Tensor, source: Tensor) -> Tensor:
-    """What is known of a tensor of `shape` after rows of `source` went to the places `index` along an axis: theirs,
-    -1 where several differ, what it was elsewhere."""
+    """The labels of a tensor of `shape` after rows of `source` went to the indices `index` along an axis: theirs, -1
+    where several differ, the former ones elsewhere."""
     if index.dim() < source.dim():
         others = [1] * source.dim()
         others[axis] = index.numel()

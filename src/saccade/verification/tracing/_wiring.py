@@ -38,7 +38,7 @@ class PositionwiseMap:
 
 @dataclass(frozen=True, eq=False)
 class MergedRow:
-    """What one row of the merged heads was made from."""
+    """The origin of one row of the merged heads."""
 
     position: int
     elements: Tensor  # (N,) their order within the row
@@ -214,7 +214,7 @@ def _row(position: int, tensor: Tensor, elements: Tensor, projections: Sequence[
 
 
 def gradients_to(total: Tensor, outs: Sequence[Tensor]) -> list[Tensor | None]:
-    """Of a number, None where no gradient leads: what was made under no_grad can give none."""
+    """The gradients of a number; None where no gradient leads: a tensor made under no_grad has none."""
     wanted = [out for out in outs if out.requires_grad]
     try:
         gradients = iter(torch.autograd.grad(total, wanted, retain_graph=True, allow_unused=True) if wanted else ())

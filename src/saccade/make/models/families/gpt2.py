@@ -81,7 +81,7 @@ def _divided(block: BlockConfig, layer: int) -> BlockConfig:
 def decoder_head(
     settings: CheckpointSettings, request: Request, tokens: nn.Embedding, *, tied: bool
 ) -> nn.Module | None:
-    """What decoders have after their stack: a classifier of the last token, or the vocabulary's own matrix.
+    """The output head of a decoder: a classifier of the last token, or the vocabulary's own matrix.
 
     None is the body alone, or the embedding where it is `tied` to the head.
     """

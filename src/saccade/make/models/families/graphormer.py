@@ -140,7 +140,7 @@ class Graphormer(Model):
         return nn.functional.pad(read @ self.steps, (0, 0, 0, 1))
 
     def _pairs(self, graphs: GraphBatch, tokens: Tensor, along: Tensor | None) -> tuple[Mask, Bias]:
-        """Who sees whom, and the biases of those pairs."""
+        """The visible pairs and their biases."""
         pairs = shortest_paths(graphs, kept=0 if self.steps is None else len(self.steps), most=self.reach)
         scores = self._scores(pairs, along)
         first, second = tokens[pairs.first], tokens[pairs.second]
@@ -168,7 +168,7 @@ class Graphormer(Model):
 
 
 def _reader(settings: CheckpointSettings, what: str, width: int) -> nn.Module:
-    """What reads nodes or edges: kinds, or features."""
+    """The embedding of nodes or edges: of kinds, or of features."""
     kinds, features = f"{what}_types", f"{what}_features"
     if (kinds in settings) == (features in settings):
         raise ValueError(f"{settings.path}: expected either {kinds} or {features}")

@@ -143,7 +143,7 @@ def _scaling(kind: str, inside: CheckpointSettings, settings: CheckpointSettings
 
 
 def _windows(settings: CheckpointSettings, layers: int) -> list[Window | None]:
-    """Of each layer, None where it sees everything before it."""
+    """The window of each layer; None for a layer without one."""
     kind = settings.get("model_type")
     if kind == "mistral":
         settings.values.setdefault("sliding_window", 4096)  # absent is not null, which means none

@@ -212,7 +212,7 @@ def problem(
     dropout: tuple[Any, ...] | None = None,
     sink: int = 0,
 ) -> tuple[Any, ...]:
-    """What native/bindings.cpp calls Shared: shapes, an entry of TYPES and the rest, as the kernels read it.
+    """A problem in the form of Shared in native/bindings.cpp: shapes, an entry of TYPES and the other arguments.
 
     Not a NamedTuple: making one takes 1 us, and a short call takes 12.
     """

@@ -147,7 +147,7 @@ class LayerCache(ABC):
 
     @property
     def mask(self) -> Mask | None:
-        """What this cache hides that the parallel forward would show; None: nothing."""
+        """The mask of what this cache hides and the parallel forward would show; None: nothing."""
         return None
 
     def reorder(self, items: Tensor) -> None:

@@ -84,7 +84,7 @@ class KVCache:
 
     @property
     def mask(self) -> Mask | None:
-        """What this cache hides that the parallel forward would show.
+        """The mask of what this cache hides and the parallel forward would show.
 
         Decoding equals the parallel forward with this mask joined to its own (`&`); None hides nothing.
 
