@@ -336,7 +336,7 @@ def test_a_script_waits_for_the_page_or_ctrl_c(monkeypatch, capsys):
 def test_a_signal_ends_the_command(arguments, number, tmp_path):
     """Ctrl-C, or an end that another program asks for: nothing stays."""
     command = [sys.executable, "-m", "saccade", "view", TEXT, "--no-browser", "--folder", tmp_path, "--budget", "1B"]
-    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with started([*command, *arguments]) as child:
         try:
             assert child.stdout is not None and child.stderr is not None
             url = child.stdout.readline().split()[1]
@@ -349,6 +349,12 @@ def test_a_signal_ends_the_command(arguments, number, tmp_path):
             assert list(tmp_path.iterdir()) == []  # what was kept in files is gone
         finally:
             child.kill()
+
+
+def started(command):
+    """A command that hears Ctrl-C: of the tests themselves, a shell's background processes ignore it."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **pipes)
 
 
 def mapped_by(child):
@@ -380,7 +386,7 @@ sys.exit(main())
 def test_a_signal_waits_for_no_walk(number, tmp_path):
     """All threads that walk are at work, and one cannot be interrupted: the command ends, and so do its files."""
     command = [sys.executable, "-c", SLOW, "view", TEXT, "--no-browser", "--folder", tmp_path, "--budget", "1B"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with started(command) as child:
         try:
             assert child.stdout is not None and child.stderr is not None
             base, _, token = child.stdout.readline().split()[1].partition("/?token=")
