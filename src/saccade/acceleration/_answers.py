@@ -60,7 +60,7 @@ def _of_tokens(call: SdpaCall, packed: AttentionOfTokens) -> Tensor:
 
 
 def answer_mha(need_weights: bool, proceed: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Compute a call of F.multi_head_attention_forward: without weights it calls F.scaled_dot_product_attention."""
+    """Answer a call of F.multi_head_attention_forward: without weights by an accelerated call, otherwise unchanged."""
     if need_weights:
         _count(None, _WEIGHTS)
     return proceed()

@@ -268,7 +268,7 @@ def _subjects(arguments: list[str] | None, shown: ShownOptions) -> list[Any]:
 
 
 def _models(subjects: list[Any], shown: ShownOptions) -> list[Any]:
-    """Open the models, with enough context for the texts; [] for files of watch."""
+    """Open the models, with enough context for the texts; [] if the subjects are files that `saccade.watch` saved."""
     if isinstance(subjects[0], Path):
         return list(shown.model or [])
     from ..see.inspection import open_model

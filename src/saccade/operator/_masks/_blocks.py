@@ -187,7 +187,7 @@ class RandomBlocks(Mask):
         )
 
     def _blocks_drawn(self, drawer: int, other: Span) -> Iterator[int]:
-        """The blocks that one block draws among the earlier ones that `other` touches, on the host."""
+        """The earlier blocks overlapping `other` that block `drawer` chooses at random; computed on the host."""
         count = min(self.count, drawer)  # of more parts, those beyond are empty
         first, last = (-(-(block + 1) * count // drawer) - 1 for block in (other[0], other[1] - 1))
         for part in range(max(first, 0), last + 1):

@@ -171,7 +171,7 @@ def divided(numerator: Tensor, denominator: Tensor, least: float | None = None) 
 
 
 def least_weight(dtype: torch.dtype) -> float:
-    """The least sum of a row's weights: 1.1e-19 in float32, the root of the smallest normal number.
+    """The floor of a row's sum of weights before a division: the root of the smallest normal number (float32: 1.1e-19).
 
     Less is as good as nothing, and its reciprocal would leave no room for gradients, which are products with it.
     """

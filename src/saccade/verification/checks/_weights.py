@@ -141,7 +141,7 @@ def _compared(
 def _hidden_weight(
     returned: Tensor, traced: TracedAttention, hidden: Tensor | None
 ) -> tuple[str, dict[str, Any]] | None:
-    """Hidden keys whose weight is lifted above 0, by less than what counts as another weight."""
+    """Masked keys with a weight above 0 that is too small for the comparison of weights to report."""
     if hidden is None:
         return None
     here = hidden & (traced.weights == 0) & (returned != 0)

@@ -196,7 +196,7 @@ HEAD_KEYS = {
 
 
 def shared_keys(head: str | None, derived: tuple[str, ...] = ()) -> KeyMap:
-    """The map of a model with one embedding."""
+    """The key map of a model whose encoder, decoder and output head share one embedding."""
     copies = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     taken = HEAD_KEYS.get(head or "", ())
     heads = {str(key.published) for keys in HEAD_KEYS.values() for key in keys}

@@ -47,7 +47,7 @@ class MaskArgumentProbe:
 
     @property
     def asked(self) -> Tensor:
-        """(B or 1, 1, Lq or 1, 1) rows that are promised: what stands at padding itself may be anything, zeros, too."""
+        """The query rows to check, (B or 1, 1, Lq or 1, 1): outputs at padding itself may be anything, zeros too."""
         if self.mask.by_pair or self.subject.form not in ("self", "tokens"):
             return torch.ones(1, 1, 1, 1, dtype=torch.bool)
         return self.given[:, :1, :1].mT

@@ -73,7 +73,7 @@ class _CacheSearch:
         return cache or next(self._by_behaviour(arguments), None)
 
     def why_not(self) -> str:
-        """In words, where something looks like a cache; "" where nothing does."""
+        """Why an argument that looks like a cache cannot be used as one; "" if there is none."""
         names = [argument.name for argument in self.clues.of("cache", "use_cache")]
         if not names:
             return ""
