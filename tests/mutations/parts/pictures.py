@@ -148,9 +148,9 @@ FAULTS = (
     ),
     Fault(
         "steps-of-another-thread",
-        "src/saccade/see/inspection/_steps/_inputs.py",
-        "if threading.get_ident() == thread:",
-        "if True:",
+        "src/saccade/interception/_hooks/_modules.py",
+        "if before is not None and threading.get_ident() == thread:",
+        "if before is not None:",
         ("tests/viewer/test_session.py",),
         "Steps take numbers of what another thread does with the model.",
     ),

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...interception._hooks import hooked
 from ...operator._checks import make_call
 from ...operator._tiles import NEGATIVE, TileProblem, logits_of, look
 from ...operator.nn import MultiHeadAttention, Observation
@@ -190,29 +191,23 @@ def _forward(model: nn.Module, loss: Loss, trail: _TensorTrail) -> None:
 def _hooks(model: nn.Module, trail: _TensorTrail) -> Iterator[None]:
     """Hooks that check the inputs of norms and the output of every module, except modules inside attention."""
     inside: set[nn.Module] = set()
-    with contextlib.ExitStack() as hooks:
-        for name, module in model.named_modules():
-            # Rotary embeddings have no hook: the rotated queries and keys are checked.
-            if module in inside or isinstance(module, (Rotary, nn.Dropout, nn.Identity)):
-                continue
-            if isinstance(module, MultiHeadAttention):
-                inside.update(module.modules())
-            if "norm" in type(module).__name__.lower():
-                place = f"residual stream before {name}"
-                hooks.enter_context(module.register_forward_pre_hook(_looker(trail, place)))
-            hooks.enter_context(module.register_forward_hook(_looker(trail, _output_of(name))))
-        yield
+    names: dict[nn.Module, str] = {}
+    for name, module in model.named_modules():
+        # Rotary embeddings have no hook: the rotated queries and keys are checked.
+        if module not in inside and not isinstance(module, (Rotary, nn.Dropout, nn.Identity)):
+            names[module] = name
+            inside.update(module.modules() if isinstance(module, MultiHeadAttention) else ())
 
-
-def _looker(trail: _TensorTrail, place: str) -> Any:
-    """A hook that checks the module's output (as a forward hook) or its first input (as a forward pre-hook)."""
-
-    def hook(module: nn.Module, inputs: tuple[Any, ...], *output: Any) -> None:
-        tensor = output[0] if output else inputs[0]
+    def check(place: str, tensor: Any) -> None:
         if isinstance(tensor, Tensor) and tensor.is_floating_point():
             trail.add(place, tensor)
 
-    return hook
+    norms = [module for module in names if "norm" in type(module).__name__.lower()]
+    with (
+        hooked(norms, before=lambda norm, given, named: check(f"residual stream before {names[norm]}", given[0])),
+        hooked(names, after=lambda module, out: check(_output_of(names[module]), out)),
+    ):
+        yield
 
 
 def _output_of(name: str) -> str:

@@ -5,12 +5,10 @@ Shape legend: B texts, L tokens with the special ones, E width.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ...interception._hooks import hooked
 from ...make.models import DecoderLM, Model
 from ...make.models.text.encoder_decoder import EncoderDecoder
 from ..inspection import TextModel
@@ -43,17 +41,10 @@ def _of_published(module: Model, tokens: Tensor) -> list[Tensor]:
 
 def _of_own(module: DecoderLM, tokens: Tensor) -> list[Tensor]:
     states: list[Tensor] = []
-
-    def before(_: nn.Module, given: tuple[Any, ...]) -> None:
-        states.append(given[0])
-
-    def after(_: nn.Module, given: tuple[Any, ...], out: Tensor) -> None:
-        states.append(out)
-
-    blocks = module.decoder.blocks
-    with ExitStack() as hooks:
-        hooks.enter_context(blocks[0].register_forward_pre_hook(before))
-        for block in blocks:
-            hooks.enter_context(block.register_forward_hook(after))
+    blocks = list(module.decoder.blocks)
+    with (
+        hooked(blocks[:1], before=lambda block, given, named: states.append(given[0])),
+        hooked(blocks, after=lambda block, out: states.append(out)),
+    ):
         module(tokens)
     return states

@@ -6,15 +6,15 @@ of a head.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ...interception._hooks import hooked
 from ...operator._call import ObservedCall
 from ...operator.nn.blocks import EncoderBlock
 from ...operator.nn.stacks import Stack
@@ -132,32 +132,25 @@ def record(
             raise _Enough
 
     device = next(model.module.parameters()).device
-    with evaluating(model.module), torch.no_grad(), _hooked(model, recorded), suppress(_Enough):
+    with evaluating(model.module), torch.no_grad(), _recording(model, recorded), suppress(_Enough):
         model.run(ids.to(device), tell)
     return recorded
 
 
 @contextmanager
-def _hooked(model: ResidualModel, record: Recorded) -> Iterator[None]:
+def _recording(model: ResidualModel, record: Recorded) -> Iterator[None]:
     """Keep the rows, and end the run after the stack: logits of a long text would fill memory."""
-    thread, rows = threading.get_ident(), list(record.rows)
+    rows = list(record.rows)
 
-    def reads(module: nn.Module, given: tuple[Any, ...]) -> None:
-        if threading.get_ident() == thread:  # another thread may run the model at the same time
-            record.read[module] = exact(given[0][0, rows])
+    def reads(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        record.read[module] = exact(given[0][0, rows])
 
-    def gives(module: nn.Module, given: tuple[Any, ...], out: Tensor) -> None:
-        if threading.get_ident() != thread:
-            return
+    def gives(module: nn.Module, out: Tensor) -> None:
         record.gave[module] = exact(out[0, rows])
         if module is model.stack:
             raise _Enough
 
-    with ExitStack() as hooks:
-        for module in _read(model):
-            hooks.enter_context(module.register_forward_pre_hook(reads))
-        for module in _given(model):
-            hooks.enter_context(module.register_forward_hook(gives))
+    with hooked(_read(model), before=reads), hooked(_given(model), after=gives):
         yield
 
 

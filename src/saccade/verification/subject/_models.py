@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...interception._hooks import hooked
 from ...support._registered import registered
 from ..findings._finding import TargetError, Undecided
 from ._calling import guarded
@@ -127,10 +128,10 @@ def _table(module: nn.Module) -> tuple[int, tuple[str, ...], bool] | None:
     """(vocabulary, names of the inputs, whether there are two) of a module that looks tokens up, else None."""
     read: list[tuple[int, Tensor]] = []
 
-    def seen(table: Any, given: tuple[Any, ...]) -> None:
+    def keep(table: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         read.append((table.num_embeddings, given[0]))
 
-    hooks = [part.register_forward_pre_hook(seen) for part in module.modules() if isinstance(part, nn.Embedding)]
+    embeddings = [part for part in module.modules() if isinstance(part, nn.Embedding)]
     tokens = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 1, 0, 1]])
     try:
         needed = _needed(module)
@@ -139,13 +140,10 @@ def _table(module: nn.Module) -> tuple[int, tuple[str, ...], bool] | None:
         two = len(needed) == 2 and needed[0] in _SOURCES and needed[1] in _TARGETS
         if len(needed) == 2 and not two:
             return None
-        with torch.no_grad():
+        with torch.no_grad(), hooked(embeddings, before=keep):
             guarded(module, *[tokens] * len(needed), **({start: 0} if (start := _start(module)) else {}))
     except TargetError:
         return None
-    finally:
-        for hook in hooks:
-            hook.remove()
     sizes = [size for size, given in read if isinstance(given, Tensor) and torch.equal(given.cpu(), tokens)]
     return (min(sizes), tuple(needed), two) if sizes else None
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...interception._hooks import hooked
 from ..findings._finding import TargetError, Undecided
 from ._calling import guarded
 from ._families import promised
@@ -171,12 +172,8 @@ def _says_causal(module: Any) -> bool | None:
 def _read_by(module: Any) -> list[Any]:
     """The parts that process text alone: layers of an image encoder tell nothing about it."""
     ran: list[Any] = []
-    hooks = [part.register_forward_pre_hook(lambda part, _: ran.append(part)) for part in module.modules()]
-    try:
+    with hooked(module.modules(), before=lambda part, *_: ran.append(part)):
         _of_tokens(module)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return ran
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ....interception._hooks import hooked
 from ....operator._attention import attention
 from ....see.monitoring import Observations, watch
 from ....support._evaluating import evaluating
@@ -47,13 +48,10 @@ def _inputs(
     model: Model, graph: tuple[Tensor, Tensor], layers: dict[str, GraphAttention]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """The inputs of each layer: nodes and edges."""
-    found: dict[str, tuple[Tensor, Tensor]] = {}
-    with ExitStack() as hooks:
-        for name, layer in layers.items():
-            read = layer.register_forward_pre_hook(lambda _, given, name=name: found.update({name: given}))
-            hooks.enter_context(read)
+    inputs: dict[nn.Module, Any] = {}
+    with hooked(layers.values(), before=lambda layer, given, named: inputs.update({layer: given})):
         model(*graph)
-    return found
+    return {name: inputs[layer] for name, layer in layers.items()}
 
 
 class _Dense(nn.Module):

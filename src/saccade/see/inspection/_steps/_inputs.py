@@ -5,7 +5,6 @@ Everything is float64 numpy. Shape legend: L keys, E model width, D key width, D
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ....interception._hooks import hooked
 from ....make.models.text.encoder_decoder import EncoderDecoder
 from ....operator._biases import Bias, RelativeScores, Span, TensorBias, as_bias
 from ....operator._call import CheckedCall, ObservedCall
@@ -261,19 +261,14 @@ def of_stack(
 def _captured(stack: Stack, layer: int, *, cross: bool) -> Iterator[dict[str, Tensor]]:
     """By name, the inputs of the first block, this block and this attention, and this attention's output."""
     tensors: dict[str, Tensor] = {}
-    thread = threading.get_ident()
-
-    def keep(name: str, tensor: Tensor) -> None:
-        if threading.get_ident() == thread:  # another thread may run the model at the same time
-            tensors[name] = tensor
 
     def reads(name: str) -> Any:
-        return lambda module, given: keep(name, given[0])
+        return lambda module, given, named: tensors.update({name: given[0]})
 
     def attends(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        keep("read", given[0])
+        tensors["read"] = given[0]
         if named.get("context") is not None:
-            keep("context", named["context"])
+            tensors["context"] = named["context"]
 
     block: Any = stack.blocks[layer]
     attention = block.cross if cross else block.attention
@@ -281,10 +276,9 @@ def _captured(stack: Stack, layer: int, *, cross: bool) -> Iterator[dict[str, Te
     # input.
     before = block if not cross else block.cross_norm if block.config.placement == "pre" else attention
     with (
-        stack.blocks[0].register_forward_pre_hook(reads("embedded")),
-        before.register_forward_pre_hook(reads("stream")),
-        attention.register_forward_pre_hook(attends, with_kwargs=True),
-        attention.register_forward_hook(lambda module, given, out: keep("written", out)),
+        hooked([stack.blocks[0]], before=reads("embedded")),
+        hooked([before], before=reads("stream")),
+        hooked([attention], before=attends, after=lambda module, out: tensors.update(written=out)),
     ):
         yield tensors
 

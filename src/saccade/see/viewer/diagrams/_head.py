@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from ....interception._hooks import hooked
 from ....operator._call import ObservedCall
 from ....operator._weights import attention_weights
 from ....operator.positions.rotary import Rotary
@@ -82,7 +83,7 @@ def layer_numbers(model: TextModel, name: str, text: str, layer: int, most: int)
             calls.append(call)
             around.remember()
 
-    with around:
+    with hooked(model.module.modules(), before=around.enter, after=around.leave):
         model.run(ids, keep)
     numbers = _numbers(calls[0], name, text, labels_of(model, text, tokens, words), layer, around)
     first, last = len(model.before), ids.shape[1] - len(model.after)
@@ -218,20 +219,11 @@ class _Around:
     """The module that makes the attention call, with its input and output."""
 
     def __init__(self, module: nn.Module):
-        self._module, self._inside, self._hooks = module, list[tuple[nn.Module, Any]](), list[Any]()
+        self._inside = list[tuple[nn.Module, Any]]()
         self.found: nn.Module | None = None
         self.rotary = any(isinstance(part, Rotary) for part in module.modules())
         self.inputs: Tensor | None = None
         self.outputs: Tensor | None = None
-
-    def __enter__(self) -> None:
-        for part in self._module.modules():
-            self._hooks.append(part.register_forward_pre_hook(self._enter, with_kwargs=True))
-            self._hooks.append(part.register_forward_hook(self._leave))
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
     def remember(self) -> None:
         """Called during the call: the innermost module with weights is the layer."""
@@ -239,11 +231,11 @@ class _Around:
         if inner:
             self.found, self.inputs = inner[-1]
 
-    def _enter(self, part: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def enter(self, part: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         tensors = [x for x in (*given, *named.values()) if isinstance(x, Tensor) and x.is_floating_point()]
         self._inside.append((part, tensors[0] if tensors else None))
 
-    def _leave(self, part: nn.Module, given: Any, out: Any) -> None:
+    def leave(self, part: nn.Module, out: Any) -> None:
         if self._inside and self._inside[-1][0] is part:
             self._inside.pop()
         if part is self.found and self.outputs is None:
