@@ -154,7 +154,7 @@ def test_metrics_of_a_case_by_hand(learned):
     scores = learned.task.scores(outputs, data)
     assert scores["accuracy"] == 0.5
     assert scores["macro F1"] == pytest.approx((2 * 1 / (2 + 2) + 2 * 1 / (2 + 2)) / 2)
-    details = learned.task.details(outputs, data)
+    details = learned.task.details(outputs, data).values
     assert details["confusion"] == [[1, 0], [2, 1]]
     assert details["classes"]["negative"] == pytest.approx({"precision": 1 / 3, "recall": 1.0, "F1": 0.5, "count": 1})
 

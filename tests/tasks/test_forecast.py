@@ -109,7 +109,7 @@ def test_errors_are_those_of_plain_numpy(noise, tables):
     assert repeated["MAE"] == pytest.approx(np.mean(np.abs(errors)), rel=1e-12)
     assert len(report.tested.data) == len(errors) == 82 - PAST - HORIZON + 1
 
-    details = noise.task.details(report.tested.baselines[0].outputs, report.tested.data)
+    details = noise.task.details(report.tested.baselines[0].outputs, report.tested.data).values
     np.testing.assert_allclose(details["steps"]["MSE"], np.square(errors).mean(axis=(0, 2)))
     np.testing.assert_allclose(details["steps"]["MAE"], np.abs(errors).mean(axis=(0, 2)))
     units = [one["MAE unscaled"] for one in details["series"].values()]

@@ -240,7 +240,7 @@ def test_scores_are_those_of_sets_of_entities():
     assert scores["entity F1"] == pytest.approx(2 * right / (len(sets[0]) + len(sets[1])))
     words = [(a, b) for one, other in zip(truth, found, strict=True) for a, b in zip(one, other, strict=True)]
     assert scores["word accuracy"] == pytest.approx(np.mean([a == b for a, b in words]))
-    kinds = task.details(outputs, data)["types"]
+    kinds = task.details(outputs, data).values["types"]
     assert {kind: row["count"] for kind, row in kinds.items()} == {
         kind: len([1 for one in sets[0] if one[1] == kind]) for kind in ("a", "b-c")
     }

@@ -317,7 +317,7 @@ def test_bleu_and_chrf_are_sacrebleus():
         abs=1e-9,
     )
     assert scores["BLEU"] < scores["BLEU lowercased"] and task.cost(scores) == -scores["BLEU"]
-    signatures = task.details(found, data)["signatures"]
+    signatures = task.details(found, data).values["signatures"]
     assert "case:mixed|eff:no|tok:13a|smooth:exp" in signatures["BLEU"] and "case:lc" in signatures["BLEU lowercased"]
     assert list(dataclasses.replace(task, lowercase=False).scores(found, data)) == ["BLEU", "chrF"]
 

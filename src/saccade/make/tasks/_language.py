@@ -25,7 +25,7 @@ from ..training import Objective, Settings
 from ..training.language.corpus import read_texts, split_tail
 from ..training.run_folder.layout import LANGUAGE
 from ._examples import read_lines
-from ._task import Baseline, Task, Tested
+from ._task import Baseline, Details, Task, Tested
 from ._texts._kneser_ney import KneserNey
 
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*|\d+|(?:[^\w\s]|_)+|\n")
@@ -52,6 +52,10 @@ class Language(Task):
     hold_out: tuple[str, ...] = ()
 
     name = LANGUAGE
+    protocol = (
+        "each token from half a context before it at least; words are runs of letters, digits or signs, and ends of "
+        "lines"
+    )
     scratch = tuning = Recipe(epochs=1, rate=1e-3)
     reading = ("tokens",)
 
@@ -116,11 +120,6 @@ class Language(Task):
             "bits per character": nats / math.log(2) / sum(len(text.text) for text in data),
         }
 
-    @property
-    def protocol(self) -> str:
-        words = "words are runs of letters, digits or signs, and ends of lines"
-        return f"each token from half a context before it at least; {words}"
-
     def validated_by(self, share: float, seed: int) -> str:
         return ", ".join(self.hold_out) or f"the last {share:g} of it"
 
@@ -143,12 +142,11 @@ class Language(Task):
         ]
         return [Baseline("trigram of the same tokens (Kneser-Ney)", losses)]
 
-    def details(self, outputs: Sequence[Sequence[float]], data: Sequence[LanguageText]) -> dict[str, Any]:
+    def details(self, outputs: Sequence[Sequence[float]], data: Sequence[LanguageText]) -> Details:
         """How many `words` and `tokens` were predicted."""
-        return {"words": sum(len(words_of(text.text)) for text in data), "tokens": sum(map(len, outputs))}
-
-    def table(self, details: Mapping[str, Any]) -> str:
-        return f"{details['words']:,} words, signs and ends of lines; {details['tokens']:,} tokens"
+        words, tokens = sum(len(words_of(text.text)) for text in data), sum(map(len, outputs))
+        table = f"{words:,} words, signs and ends of lines; {tokens:,} tokens"
+        return Details({"words": words, "tokens": tokens}, table)
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         raise ValueError("picture: of a language model `saccade look` and `saccade view` draw what it attends to")

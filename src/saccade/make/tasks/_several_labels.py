@@ -21,10 +21,10 @@ from ..models import Model
 from ..training import Evaluation, Settings
 from ._baselines import tfidf_one_vs_rest
 from ._classes._class_task import label_of
-from ._classes._results import keeping_kinds, label_table, several_details, several_scores
+from ._classes._results import keeping_kinds, several_details, several_scores
 from ._example_task import Batch, ExampleObjective, parted
 from ._examples import TextExample
-from ._task import Baseline, Tested
+from ._task import Baseline, Details, Tested
 from ._texts._word_picture import WordPanel, most_sure, picture_above_words, present
 from .classify import Classify
 
@@ -65,6 +65,7 @@ class ClassifySeveral(Classify):
 
     takes_several = True
     problem = "multi_label_classification"
+    protocol = "F1 as scikit-learn counts it; a label is said where its probability is above one half"
 
     # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -151,19 +152,11 @@ class ClassifySeveral(Classify):
     def scores(self, outputs: Sequence[np.ndarray], data: Sequence[TextExample]) -> dict[str, float]:
         return several_scores(outputs, self.truth(data))
 
-    @property
-    def protocol(self) -> str:
-        return "F1 as scikit-learn counts it; a label is said where its probability is above one half"
-
     def cost(self, scores: Mapping[str, float]) -> float:
         return -scores[METRICS[self.metric]]
 
-    def details(self, outputs: Sequence[np.ndarray], data: Sequence[TextExample]) -> dict[str, Any]:
-        """`labels`, and `classes` with precision, recall and F1 of each."""
+    def details(self, outputs: Sequence[np.ndarray], data: Sequence[TextExample]) -> Details:
         return several_details(self.labels, outputs, self.truth(data))
-
-    def table(self, details: Mapping[str, Any]) -> str:
-        return label_table(details["classes"])
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         """Precision and recall of each label, and word shares of the most certain wrong and right answers."""

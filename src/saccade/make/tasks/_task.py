@@ -11,7 +11,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
 import numpy as np
 
@@ -224,13 +224,9 @@ class Task(BaseTaskOptions, ABC):
         """
         raise ValueError(f"{self.name} has none")
 
-    def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, Any]:
-        """Further results for a report, as plain values."""
-        return {}
-
-    def table(self, details: Mapping[str, Any]) -> str:
-        """The details as text for a terminal; "" for none."""
-        return ""
+    def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> Details:
+        """Further results for a report."""
+        return Details({})
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         """The task's picture of a test, as "png" or "svg". ValueError where it has none."""
@@ -249,12 +245,19 @@ class Task(BaseTaskOptions, ABC):
         return "  ".join(str(value) for value in shown.values())
 
 
+class Details(NamedTuple):
+    """Results of a test beside its metrics: plain values, and a table of them for a terminal, "" for none."""
+
+    values: dict[str, Any]
+    table: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Tested:
     """A model and its outputs for labelled data.
 
     Args:
-        details: of the task, for these outputs.
+        details, table: of the task, for these outputs.
         baselines: outputs of simple models for the same data.
     """
 
@@ -263,6 +266,7 @@ class Tested:
     outputs: Sequence[Any]
     details: dict[str, Any]
     baselines: Sequence[Baseline] = ()
+    table: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from .._task_registry import AnswerOptions
 from ..models import Model
 from ._baselines import STRENGTHS
 from ._example_task import Batch, parted, widened
-from ._task import Baseline, Tested
+from ._task import Baseline, Details, Tested
 from ._texts._answer_baseline import exact_match, word_f1, word_regression
 from ._texts._entities import Entity
 from ._texts._questions import Question, asked, read_asked, read_questions
@@ -96,6 +96,7 @@ class Answer(AnswerOptions, EncoderTask):
     longs = ("slide", "cut", "refuse")
     learned = ("impossible",)
     requires = ("sklearn.linear_model",)
+    protocol = "exact match and F1 as of SQuAD: without capitals, signs and articles, the best of all answers given"
     compared = 300
 
     def __post_init__(self) -> None:
@@ -251,7 +252,7 @@ class Answer(AnswerOptions, EncoderTask):
         found = [FoundAnswer(0, 0) if start < 0 else FoundAnswer(start, start + len(usual)) for start in starts]
         return Baseline("always the most frequent answer", found)
 
-    def details(self, outputs: Sequence[FoundAnswer], data: Sequence[Question]) -> dict[str, Any]:
+    def details(self, outputs: Sequence[FoundAnswer], data: Sequence[Question]) -> Details:
         """`wrong`: some questions with another answer; and of questions with and without answers their own scores,
         where there are both."""
         pairs = list(zip(data, outputs, strict=True))
@@ -265,18 +266,11 @@ class Answer(AnswerOptions, EncoderTask):
             mine = [(one, found) for one, found in pairs if bool(one.answers) == wanted]
             if 0 < len(mine) < len(pairs):
                 parts[name] = self.scores([found for _, found in mine], [one for one, _ in mine])
-        return {"wrong": wrong[:_WRONG], **({"kinds": parts} if parts else {})}
-
-    def table(self, details: Mapping[str, Any]) -> str:
-        lines = [f"{name}: {named_values(scores.items())}" for name, scores in details.get("kinds", {}).items()]
-        for example in details["wrong"]:
+        lines = [f"{name}: {named_values(scores.items())}" for name, scores in parts.items()]
+        for example in wrong[:_WRONG]:
             question = " ".join(example["question"].split())
             lines.append(f"{question:.60}  expected {example['expected']!r:.40}, got {example['answer']!r:.40}")
-        return "\n".join(lines)
-
-    @property
-    def protocol(self) -> str:
-        return "exact match and F1 as of SQuAD: without capitals, signs and articles, the best of all answers given"
+        return Details({"wrong": wrong[:_WRONG], **({"kinds": parts} if parts else {})}, "\n".join(lines))
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         texts = []

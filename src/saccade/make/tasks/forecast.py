@@ -31,7 +31,7 @@ from ._series._gaps import FILLS
 from ._series._linear import linear, repeated
 from ._series._picture import forecast_picture, forecast_table
 from ._series._table import SeriesTable, SeriesWindow, Windows, mean_and_deviation, read_series, scaled
-from ._task import Baseline, Tested
+from ._task import Baseline, Details, Tested
 from ._temporary import kept_while_used, temporary_folder
 
 Item = tuple[Tensor, Tensor]
@@ -261,7 +261,7 @@ class Forecast(ForecastOptions, ExampleTask):
         mean = np.zeros((self.horizon, len(self.names)))
         return Baseline("the mean of the training rows", [mean] * len(tested))
 
-    def details(self, outputs: Sequence[np.ndarray], data: Windows) -> dict[str, Any]:  # type: ignore[override]
+    def details(self, outputs: Sequence[np.ndarray], data: Windows) -> Details:  # type: ignore[override]
         """`steps` with the errors of each step, and `series` with those of each series, also in its own unit."""
         squared, absolute = self._errors(outputs, data)
         by_series = {
@@ -271,10 +271,7 @@ class Forecast(ForecastOptions, ExampleTask):
         for one, deviation in zip(by_series.values(), self.deviations, strict=True):
             one["MAE unscaled"] = one["MAE"] * deviation
         steps = {"MSE": squared.mean(axis=1).tolist(), "MAE": absolute.mean(axis=1).tolist()}
-        return {"steps": steps, "series": by_series}
-
-    def table(self, details: Mapping[str, Any]) -> str:
-        return forecast_table(details["steps"], details["series"])
+        return Details({"steps": steps, "series": by_series}, forecast_table(steps, by_series))
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         assert isinstance(tested.data, Windows)

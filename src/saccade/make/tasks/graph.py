@@ -24,7 +24,6 @@ from ..models import Model, load, new_graph_model
 from ..training import Objective, Settings
 from ..training.memory import INPUT_SMALLER, memory_told
 from ._baselines import MOST_FREQUENT, most_frequent_class, strongest_regression
-from ._classes._confusion import confusion_table
 from ._classes._results import class_details, class_scores, listed, stratified
 from ._examples import read_lines
 from ._graphs._baselines import graph_convolution, two_hops
@@ -33,7 +32,7 @@ from ._graphs._files import graph_files, read_graph
 from ._graphs._objective import GraphObjective, node_logits
 from ._graphs._observed import observed_graph
 from ._graphs._picture import neighbourhoods
-from ._task import Baseline, Task, Tested
+from ._task import Baseline, Details, Task, Tested
 
 KINDS = ("gat", "gatv2", "graphormer")
 SCALES = ("auto", "columns", "rows", "none")
@@ -97,6 +96,7 @@ class ClassifyNodes(GraphOptions, Task):
     unit = "nodes"
     learned = ("labels", "means", "deviations", "features", "source")
     requires = ("sklearn.metrics",)
+    protocol = "all features and edges are read, labels of test nodes are not"
 
     def __post_init__(self) -> None:
         for name, known in (("kind", KINDS), ("scale", SCALES), ("metric", tuple(METRICS))):
@@ -276,10 +276,6 @@ class ClassifyNodes(GraphOptions, Task):
     def scores(self, outputs: Sequence[np.ndarray], data: Sequence[Any]) -> dict[str, float]:
         return class_scores(outputs, self.truth(_nodes(data)))
 
-    @property
-    def protocol(self) -> str:
-        return "all features and edges are read, labels of test nodes are not"
-
     def validated_by(self, share: float, seed: int) -> str:
         return f"its validation nodes, or where it names none {super().validated_by(share, seed)}"
 
@@ -313,12 +309,8 @@ class ClassifyNodes(GraphOptions, Task):
         found, strength = strongest_regression((rows[0], self.truth(known)), (rows[1], self.truth(judged)), rows[2])
         return Baseline(f"logistic regression on {name} (C = {strength:g})", list(found))
 
-    def details(self, outputs: Sequence[np.ndarray], data: Sequence[Any]) -> dict[str, Any]:
-        """`labels`, `confusion` (truth by rows), and `classes` with precision, recall and F1 of each."""
+    def details(self, outputs: Sequence[np.ndarray], data: Sequence[Any]) -> Details:
         return class_details(self.labels, outputs, self.truth(_nodes(data)))
-
-    def table(self, details: Mapping[str, Any]) -> str:
-        return confusion_table(details["labels"], details["confusion"])
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         """The attention of the last layer at a few nodes."""

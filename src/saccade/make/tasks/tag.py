@@ -22,7 +22,7 @@ from ..models import Model
 from ..models.output_heads import IGNORED
 from ._classes._results import by_class, keeping_kinds, label_table
 from ._example_task import Batch, parted, widened
-from ._task import Baseline, Tested
+from ._task import Baseline, Details, Tested
 from ._texts._entities import OUTSIDE, completed, entities_of, parsed, scheme_of, tags_of
 from ._texts._reader import innermost, padded, text_output
 from ._texts._tagged import SPLITTERS, TaggedText, read_columns, read_plain, read_spans, split_text
@@ -105,6 +105,7 @@ class Tag(TagOptions, EncoderTask):
     longs = ("slide", "cut", "refuse")
     learned = ("tags",)
     requires = ("seqeval.metrics",)
+    protocol = "entities as seqeval counts them by default: kind, first and last word have to be right"
     extra = "tag"
 
     def __post_init__(self) -> None:
@@ -274,21 +275,15 @@ class Tag(TagOptions, EncoderTask):
         best = {word: max(self.tags, key=found.__getitem__) for word, found in counts.items()}
         return {word: (tag, counts[word][tag] / counts[word].total()) for word, tag in best.items()}
 
-    def details(self, outputs: Sequence[TaggedWords], data: Sequence[TaggedText]) -> dict[str, Any]:
+    def details(self, outputs: Sequence[TaggedWords], data: Sequence[TaggedText]) -> Details:
         """`types`: precision, recall, F1 and count of each kind of entity."""
         from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
         truth, predicted = [example.truth for example in data], [output.tags for output in outputs]
         kinds = sorted({entity.kind for tags in (*truth, *predicted) for entity in entities_of(tags)})
         rows = precision_recall_fscore_support(truth, predicted, average=None, zero_division=0)
-        return {"types": by_class(kinds, rows)}
-
-    def table(self, details: Mapping[str, Any]) -> str:
-        return label_table(details["types"], "entity")
-
-    @property
-    def protocol(self) -> str:
-        return "entities as seqeval counts them by default: kind, first and last word have to be right"
+        types = by_class(kinds, rows)
+        return Details({"types": types}, label_table(types, "entity"))
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         texts = []

@@ -28,7 +28,7 @@ from ..training import Evaluation, Objective, Settings
 from ..training.processes import is_sharded
 from ._example_task import JUDGED, Batch, ExampleObjective, widened
 from ._examples import UnusableExamples, warn_left_out
-from ._task import Baseline, Tested
+from ._task import Baseline, Details, Tested
 from ._texts._alignment import alignment, alignment_picture
 from ._texts._lexicon import Lexicon
 from ._texts._pairs import Pair, aligned_files, is_table, read_pairs, read_sources
@@ -249,7 +249,7 @@ class Translate(TranslateOptions, TextTask):
         [(usual, _)] = Counter(pair.target or "" for pair in training).most_common(1)
         return Baseline("always the most frequent translation", [usual] * len(tested))
 
-    def details(self, outputs: Sequence[str], data: Sequence[Pair]) -> dict[str, Any]:
+    def details(self, outputs: Sequence[str], data: Sequence[Pair]) -> Details:
         """sacrebleu's `signatures` of the metrics, and the first `translations`."""
         signatures = {}
         for name, metric in self._metrics().items():
@@ -259,13 +259,10 @@ class Translate(TranslateOptions, TextTask):
         shown = [
             {"source": pair.source, "translation": output, "reference": pair.target or ""} for pair, output in first
         ]
-        return {"signatures": signatures, "translations": shown}
-
-    def table(self, details: Mapping[str, Any]) -> str:
-        lines = [f"{name}: {signature}" for name, signature in details["signatures"].items()]
-        for translation in details["translations"]:
+        lines = [f"{name}: {signature}" for name, signature in signatures.items()]
+        for translation in shown:
             lines += ["", *(f"{name:<11}  {' '.join(text.split())}" for name, text in translation.items())]
-        return "\n".join(lines)
+        return Details({"signatures": signatures, "translations": shown}, "\n".join(lines))
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         """The alignment by cross-attention, of the first example that is short enough to draw."""

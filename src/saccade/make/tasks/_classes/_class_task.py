@@ -21,8 +21,8 @@ from ..._task_options import ClassOptions
 from ...models import Model
 from .._baselines import MOST_FREQUENT, most_frequent_class
 from .._example_task import Batch, ExampleTask, parted
-from .._task import Baseline, Tested
-from ._confusion import confusion_picture, confusion_table
+from .._task import Baseline, Details, Tested
+from ._confusion import confusion_picture
 from ._results import class_details, class_scores, expected_calibration_error, listed, stratified
 
 METRICS = {"accuracy": "accuracy", "f1": "macro F1"}  # by option: what it is called in reports
@@ -149,12 +149,8 @@ class ClassTask(ClassOptions, ExampleTask):
     def cost(self, scores: Mapping[str, float]) -> float:
         return -scores[METRICS[self.metric or "accuracy"]]
 
-    def details(self, outputs: Sequence[np.ndarray], data: Sequence[Any]) -> dict[str, Any]:
-        """`labels`, `confusion` (truth by rows), and `classes` with precision, recall and F1 of each."""
+    def details(self, outputs: Sequence[np.ndarray], data: Sequence[Any]) -> Details:
         return class_details(self.labels, outputs, self.truth(data))
-
-    def table(self, details: Mapping[str, Any]) -> str:
-        return confusion_table(details["labels"], details["confusion"])
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         return confusion_picture(tested.details["labels"], tested.details["confusion"], kind)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from ....support._tables import Table
+from .._task import Details
+from ._confusion import confusion_table
 
 SHOWN = 6  # examples of a picture
 _LISTED = 20  # classes
@@ -34,14 +36,15 @@ def class_scores(outputs: Sequence[np.ndarray], truth: np.ndarray) -> dict[str, 
     }
 
 
-def class_details(labels: Sequence[str], outputs: Sequence[np.ndarray], truth: np.ndarray) -> dict[str, Any]:
+def class_details(labels: Sequence[str], outputs: Sequence[np.ndarray], truth: np.ndarray) -> Details:
     """`labels`, `confusion` (truth by rows), and `classes` with precision, recall and F1 of each."""
     from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
     found, numbers = np.argmax(outputs, axis=1), list(range(len(labels)))
     rows = precision_recall_fscore_support(truth, found, labels=numbers, zero_division=0)
-    confusion = confusion_matrix(truth, found, labels=numbers)
-    return {"labels": list(labels), "confusion": confusion.tolist(), "classes": by_class(labels, rows)}
+    confusion = confusion_matrix(truth, found, labels=numbers).tolist()
+    values = {"labels": list(labels), "confusion": confusion, "classes": by_class(labels, rows)}
+    return Details(values, confusion_table(labels, confusion))
 
 
 def several_scores(outputs: Sequence[np.ndarray], truth: np.ndarray) -> dict[str, float]:
@@ -56,12 +59,13 @@ def several_scores(outputs: Sequence[np.ndarray], truth: np.ndarray) -> dict[str
     }
 
 
-def several_details(labels: Sequence[str], outputs: Sequence[np.ndarray], truth: np.ndarray) -> dict[str, Any]:
+def several_details(labels: Sequence[str], outputs: Sequence[np.ndarray], truth: np.ndarray) -> Details:
     """`labels`, and `classes` with precision, recall and F1 of each."""
     from sklearn.metrics import precision_recall_fscore_support
 
     rows = precision_recall_fscore_support(truth, np.asarray(outputs) > 0.5, zero_division=0)
-    return {"labels": list(labels), "classes": by_class(labels, rows)}
+    classes = by_class(labels, rows)
+    return Details({"labels": list(labels), "classes": classes}, label_table(classes))
 
 
 def by_class(labels: Sequence[str], rows: Sequence[np.ndarray]) -> dict[str, dict[str, float]]:

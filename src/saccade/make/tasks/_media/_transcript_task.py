@@ -18,7 +18,7 @@ from ...models import Model
 from ...models.output_heads import IGNORED
 from ...training import Evaluation, Objective, Settings
 from .._example_task import Batch, ExampleObjective, ExampleTask
-from .._task import Baseline
+from .._task import Baseline, Details
 from ._characters import Characters, characters_of, ctc_loss
 from ._media_task import MediaTask
 
@@ -132,7 +132,7 @@ class TranscriptTask(TranscriptOptions, MediaTask):
             return Baseline("always writing the most frequent text", [usual] * len(tested))
         return Baseline("writing nothing", [""] * len(tested))
 
-    def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> dict[str, Any]:
+    def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> Details:
         """For texts the number of wrong ones, and the first of them."""
         if self.text is None:
             return super().details(outputs, data)
@@ -140,15 +140,9 @@ class TranscriptTask(TranscriptOptions, MediaTask):
         shown = [
             {self.thing: self.named(example), "heard": text, "truth": example.text} for example, text in wrong[:SHOWN]
         ]
-        return {"wrong": len(wrong), "examples_wrong": shown}
-
-    def table(self, details: Mapping[str, Any]) -> str:
-        if self.text is None:
-            return super().table(details)
-        lines = [f"{details['wrong']:,} texts are wrong, such as these:"] if details["wrong"] else []
-        return "\n".join(
-            [*lines, *("  ".join(f"{k} {v!r}" for k, v in example.items()) for example in details["examples_wrong"])]
-        )
+        lines = [f"{len(wrong):,} texts are wrong, such as these:"] if wrong else []
+        lines += ["  ".join(f"{k} {v!r}" for k, v in example.items()) for example in shown]
+        return Details({"wrong": len(wrong), "examples_wrong": shown}, "\n".join(lines))
 
     def shown(self, example: Any, output: Any) -> dict[str, Any]:
         if self.text is None:

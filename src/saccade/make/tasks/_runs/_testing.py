@@ -82,7 +82,7 @@ class TestReport:
         rows = {"this model": self.metrics, **self.baselines}
         shown = {title: {name: f"{x:.4f}" for name, x in row.items()} for title, row in rows.items()}
         lines += Table.of_named(shown).lines()
-        table = self.task.table(self.tested.details)
+        table = self.tested.table
         notes = [line for line in (self.protocol, self.note) if line]
         return "\n".join([*lines, *notes, *(["", table] if table else [])])
 
@@ -133,7 +133,8 @@ def test(run: TrainedRun | str | Path, data: str | Path, *, baseline: bool = Tru
     outputs = task.predict(opened.model, examples)
     source = read_task_file(opened.folder)
     baselines, note = _baselines(opened.model, source, examples) if baseline else ([], "")
-    tested = Tested(opened.model, examples, outputs, task.details(outputs, examples), baselines)
+    details = task.details(outputs, examples)
+    tested = Tested(opened.model, examples, outputs, details.values, baselines, details.table)
     simple = {model.name: task.scores(model.outputs, examples) for model in baselines}
     metrics = task.scores(outputs, examples)
     return TestReport(opened.folder, path, task, tested, metrics, simple, note, _protocol(source, task))
