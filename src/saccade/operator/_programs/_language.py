@@ -187,7 +187,7 @@ def _divided(b: Builder, x: Sequence[int], y: int, g: int) -> Sequence[int | Non
 
 
 def _greater(sign: str) -> Callable[..., Sequence[int | None]]:
-    """Of max and min: half to each where both are equal, as PyTorch has it."""
+    """The derivative of max or min: half to each where both are equal, as in PyTorch."""
 
     def rule(b: Builder, x: Sequence[int], y: int, g: int) -> Sequence[int | None]:
         half, zero = b.of("mul", g, b.const(0.5, "float")), b.const(0.0, "float")
@@ -224,7 +224,7 @@ def _sound(low: Any, high: Any) -> Interval:
 
 
 def _corners(function: Callable[[Any, Any], Any]) -> Callable[..., Interval]:
-    """Of functions that are monotone in each argument, in some direction."""
+    """The interval of a function that is monotone in each argument, in either direction."""
 
     def rule(x: Interval, y: Interval) -> Interval:
         ends = [function(a, b) for a in x for b in y]
@@ -254,7 +254,7 @@ def _whole_quotient(rounded: Callable[[Any], Any]) -> Callable[..., Interval]:
 
 
 def _remainder(x: Interval, y: Interval) -> Interval:
-    """Of a positive constant: the arguments themselves within one period; else between 0 and the divisor."""
+    """The remainder by a positive constant: the arguments themselves within one period, else 0 to the divisor."""
     positive = y[0] > 0
     with np.errstate(invalid="ignore"):
         period = np.floor(x[0] / y[0])

@@ -53,11 +53,8 @@ def distill(
             spaced blocks.
         data, validation: as the teacher's task reads them. Without `validation` and `share`, the teacher's file or its
             split validates.
-        out: the folder to write; an existing one raises an error unless `overwrite`.
+        out, overwrite, resume, reporter: as in `train`.
         unlabelled: further inputs to learn from; in a task of classes, the teacher labels them.
-        overwrite: replace the run in `out`.
-        resume: continue the run in `out` where it stopped.
-        reporter: gets the events of the run.
         options: `weight`, `temperature`, `hidden` and `relations` of `Teaching`; those of the settings as in `train`,
             `epochs` and `share`; options of the task by which data are read, such as a column.
 
@@ -79,17 +76,8 @@ def distill(
         True
     """
     began = time.perf_counter()
-    run = distill_request(
-        teacher,
-        student,
-        data,
-        out,
-        options,
-        validation=validation,
-        unlabelled=unlabelled,
-        overwrite=overwrite,
-        resume=resume,
-    )
+    how: dict[str, Any] = {"validation": validation, "unlabelled": unlabelled, "overwrite": overwrite, "resume": resume}
+    run = distill_request(teacher, student, data, out, options, **how)
     return train_requested(run, reporter, began)
 
 
@@ -102,10 +90,9 @@ def distill_request(
     *,
     validation: str | Path | None = None,
     unlabelled: str | Path | None = None,
-    overwrite: bool = False,
-    resume: bool = False,
+    **how: Any,
 ) -> TaskRun:
-    """The request of `distill`, with its data read."""
+    """The request of `distill`, with its data read; `how` as in `TaskRun`."""
     options = {name: value for name, value in options.items() if value is not None}
     teaching = Teaching(**{name: options.pop(name) for name in TEACHING & options.keys()})
     wanted, unlabelled = Student.of(student), None if unlabelled is None else Path(unlabelled)
@@ -114,7 +101,7 @@ def distill_request(
     taught = read_task_file(folder)
     kind = _teachable(taught.task)
     reading = {name: options.pop(name) for name in {*kind.reading} & options.keys()}
-    check_options("distill", options, TEACHING | SETTINGS | {"epochs", "share", *kind.reading})
+    check_options("distill", options, TEACHING | SETTINGS | {"share", *kind.reading})
     kind = kind.changed(reading)
     import_required(type(kind))
     wanted.check_labels(kind.name, kind.label_names)
@@ -136,10 +123,9 @@ def distill_request(
         kind.scratch if anew else kind.tuning,
         options,
         initial=wanted.initial,
-        overwrite=overwrite,
-        resume=resume,
         distillation=distillation,
         origin="" if wanted.initial else distillation.origin,
+        **how,
     )
 
 

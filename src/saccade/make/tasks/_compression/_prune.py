@@ -117,13 +117,10 @@ def prune(
 
     Args:
         run: of `train` or `distill`, or its folder.
-        out: the folder to write; an existing one raises an error unless `overwrite`.
+        out, overwrite, resume, reporter: as in `train`.
         keep: how many heads stay (an int), or as which share of all.
         heads: the heads to remove, as in `saccade.prune`, instead of `keep`.
         data: used for ranking, metrics and training; None: the data that the run learned from, split as it was.
-        overwrite: replace the run in `out`.
-        resume: continue where training was stopped.
-        reporter: gets the events of training.
         options: with `steps`, `epochs` or `minutes` the model is trained again, by the settings of `train`.
 
     Raises:
@@ -261,7 +258,7 @@ class HeadsRemoved:
 
 def _checked(options: Mapping[str, Any]) -> bool:
     """Whether options ask for further training. Raises errors of options."""
-    check_options("prune", options, SETTINGS | {"epochs"})
+    check_options("prune", options, SETTINGS)
     given = [name for name, value in options.items() if value is not None]
     learns = any(name in LENGTHS for name in given)
     if given and not learns:

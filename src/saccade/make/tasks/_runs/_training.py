@@ -19,9 +19,9 @@ from ._request import SHARE, TaskRun, read_data, task_run
 from ._run_folder import read_task_file
 from ._tuning import Tuning
 
-SETTINGS = {
-    field.name for group in (Settings, Execution, EvaluationSettings) for field in dataclasses.fields(group)
-} - {"execution", "looks", "evaluate_windows"}
+_GROUPS = (Settings, Execution, EvaluationSettings)
+SETTINGS = {"epochs", *(field.name for group in _GROUPS for field in dataclasses.fields(group))}
+SETTINGS -= {"execution", "looks", "evaluate_windows"}
 _OF_THE_DATA_AND_MODEL = ("share", "last", "lora")  # options that are neither the task's nor settings
 
 
@@ -111,10 +111,9 @@ def request(
     *,
     validation: str | Path | None = None,
     initial: str | Path | None = None,
-    overwrite: bool = False,
-    resume: bool = False,
+    **how: Any,
 ) -> TaskRun:
-    """The request of `train`, with its data read."""
+    """The request of `train`, with its data read; `how` as in `TaskRun`."""
     if task not in TASKS:
         raise ValueError(f"task: expected one of {', '.join(map(repr, TASKS))}, got {task!r}")
     import_required(TASKS[task])
@@ -132,19 +131,18 @@ def request(
         given,
         initial=None if initial is None else str(initial),
         tuning=Tuning(last, lora),
-        overwrite=overwrite,
-        resume=resume,
+        **how,
     )
 
 
 def split_options(kind: type[Task], options: Mapping[str, Any]) -> tuple[Task, dict[str, Any]]:
     """The task with its own options, and the options of `settings_for`. TypeError for an unknown one."""
     own = {field.name for field in dataclasses.fields(kind)} - set(kind.learned)
-    known = own | SETTINGS | {"epochs", *_OF_THE_DATA_AND_MODEL}
+    known = own | SETTINGS | {*_OF_THE_DATA_AND_MODEL}
     check_options(kind.name, options, known)
     given = {name: value for name, value in options.items() if value is not None}
     mine = {name: value for name, value in given.items() if name in own}
-    others = {name: value for name, value in given.items() if name in SETTINGS | {"epochs"}}
+    others = {name: value for name, value in given.items() if name in SETTINGS}
     return task_with(kind.name, mine), others
 
 

@@ -155,18 +155,8 @@ def search(
         ['batch', 'dropout', 'rate']
     """
     began = time.perf_counter()
-    wanted = search_request(
-        task,
-        data,
-        out,
-        options,
-        trials=trials,
-        minutes=minutes,
-        validation=validation,
-        initial=initial,
-        overwrite=overwrite,
-        resume=resume,
-    )
+    how: dict[str, Any] = {"validation": validation, "initial": initial, "overwrite": overwrite, "resume": resume}
+    wanted = search_request(task, data, out, options, trials=trials, minutes=minutes, **how)
     return search_requested(wanted, reporter or SearchReporter(), began)
 
 
