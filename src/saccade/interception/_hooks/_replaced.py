@@ -78,17 +78,17 @@ class _Replacement:
                 call = read(*args, **kwargs)
             except TypeError:
                 return below(*args, **kwargs)  # which says what is wrong
-            return _handled(thread.held, handlers, call, functools.partial(below, *args, **kwargs))
+            return run_handlers(thread.held, handlers, call, functools.partial(below, *args, **kwargs))
 
         return replaced
 
 
-def _handled(entered: Entered[AnyHandler], handlers: tuple[AnyHandler, ...], call: Any, bottom: Proceed) -> Any:
+def run_handlers(entered: Entered[AnyHandler], handlers: tuple[AnyHandler, ...], call: Any, bottom: Proceed) -> Any:
     """Call the innermost handler; calls that it makes go to the handlers below it."""
     before, below = entered.values, handlers[:-1]
     entered.values = below
     try:
-        return handlers[-1](call, functools.partial(_handled, entered, below, call, bottom) if below else bottom)
+        return handlers[-1](call, functools.partial(run_handlers, entered, below, call, bottom) if below else bottom)
     finally:
         entered.values = before
 
