@@ -59,7 +59,7 @@ def test_texts_that_are_too_short_are_named():
 
 
 def test_texts_that_are_too_long_are_refused():
-    with pytest.raises(ValueError, match="a: 27 tokens; the context of pretend is 20"):
+    with pytest.raises(ValueError, match="a: expected at most 20 tokens, the context of pretend, got 27"):
         study([previous], context=20)
 
 

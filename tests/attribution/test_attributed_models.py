@@ -165,11 +165,11 @@ def test_the_embedded_models_own_queries_and_keys(embedded):
 @pytest.mark.parametrize(
     ("arguments", "named", "words"),
     [
-        ((TEXT, "two words"), {}, r"target: expected one token, and 'two words' is \d: "),
+        ((TEXT, "two words"), {}, r"target: expected the text of one token, got 'two words', which has \d: "),
         ((TEXT, 10**6), {}, r"target: tokens are 0 to \d+, got 1000000"),
         ((TEXT,), {"position": 99}, r"position: the model reads \d+ tokens, 0 to \d+; got 99"),
         ((TEXT,), {"position": "dog"}, "word: 'dog' is not in the text"),
-        (("",), {}, "text: it holds no word"),
+        (("",), {}, "text: expected at least one word"),
         ((torch.tensor([3, 10**6]),), {}, r"text: ids must be from 0 to \d+, got 1000000"),
         ((torch.zeros(2, 3, dtype=torch.int64),), {}, r"text: expected the ids of one text, .* got \(2, 3\)"),
     ],

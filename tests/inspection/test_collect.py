@@ -60,7 +60,7 @@ def test_a_model_in_training_mode_is_left_so():
 
 def test_a_text_without_words_and_one_that_is_too_long():
     lm = PretendLM([[broad]], context=7)
-    with pytest.raises(ValueError, match="text: it holds no word"):
+    with pytest.raises(ValueError, match="text: expected at least one word"):
         collect(lm, " \t ")
     told = r"text: it has 10 words and marks, and this model reads 6 tokens at once, .* first 6 of them"
     with pytest.raises(ValueError, match=told):

@@ -257,7 +257,7 @@ X = torch.zeros(2, 3, 16)
         ),
         (lambda: ONE(X, context=torch.zeros(3, 5, 16)), "context: has batch 3, expected x's 2"),
         (lambda: ONE(X, values=X), "values: given without a context"),
-        (lambda: TURNED(X, context=X), "positions: is of one sequence, and cross-attention has two"),
+        (lambda: TURNED(X, context=X), "positions: describes one sequence, and cross-attention has two; leave it out"),
         (
             lambda: make(context_width=13)(X[..., :15].double()),
             "context: needed, since keys are made from tokens 13 wide",

@@ -477,7 +477,10 @@ def test_values_of_another_kind(call, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: BlockConfig(AttentionConfig(24, 3, context_width=13)), "attention: tokens of a block are 24 wide"),
+        (
+            lambda: BlockConfig(AttentionConfig(24, 3, context_width=13)),
+            "attention: expected keys and values made from the block's tokens, 24 wide, got widths 13 and 13",
+        ),
         (lambda: Decoder(config(), 2)(torch.zeros(1, 3, 24), context_mask=Causal()), "context_mask: given without a"),
     ],
 )

@@ -203,11 +203,11 @@ def test_the_command(wide, files, tmp_path, capsys):
 def test_bad_input(wide, files, tmp_path, capsys):
     out = tmp_path / "out"
     cases = [
-        ({}, "keep: how many heads stay, or heads: those that go; give one of both"),
+        ({}, "keep, heads: expected how many heads stay, or those that go, got neither"),
         ({"keep": 1.0}, "keep: at 1.0 every head stays"),
         ({"heads": "0.7"}, "heads: layer 0 has the heads 0 to 2, got 7"),
-        ({"keep": 0.5, "rate": 1e-3}, "rate: is of learning on without the heads; give one of steps, epochs, minutes"),
-        ({"keep": 0.5, "resume": True}, "resume: goes on with training; give one of steps, epochs, minutes, too"),
+        ({"keep": 0.5, "rate": 1e-3}, "rate: sets how the model is trained again; give one of steps, epochs, minutes"),
+        ({"keep": 0.5, "resume": True}, "resume: continues training; give one of steps, epochs, minutes, too"),
         ({"keep": 0.5, "data": tmp_path / "none.csv"}, "none.csv: no such file or folder"),
     ]
     for options, message in cases:

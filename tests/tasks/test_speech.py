@@ -602,7 +602,7 @@ def odd_sounds(tmp_path_factory):
             "file,text\ngood.wav,a\n",
             {"text": "text", "class_weights": True},
             ValueError,
-            r"class_weights: is of classes; with text='text' there are none$",
+            r"class_weights: an option of classes, and text='text' has none; leave it out$",
         ),
     ],
 )

@@ -366,7 +366,7 @@ def test_what_does_not_fit_is_refused():
         linear_attention(query, key, value, feature_map=lambda x: x.float())
     with pytest.raises(ValueError, match=r"query has length \(axis 2\) 3, expected key's 37: a step"):
         linear_step(query[:, :, :3], key, value)
-    with pytest.raises(ValueError, match=r"mask: a step is causal by itself.*got Causal\(\)"):
+    with pytest.raises(ValueError, match=r"mask: expected None or Padding\(...\), .*got Causal\(\)"):
         linear_step(query, key, value, None, Causal())
 
 

@@ -621,7 +621,7 @@ def test_refusals_of_a_step():
             module.step(query, key, value, wrong)
     with pytest.raises(ValueError, match="key has length .* 3, expected query's 4"):
         module.step(query, key[:, :, 1:], value[:, :, 1:])
-    with pytest.raises(ValueError, match=r"mask: a step is causal by itself .* got Causal\(\)"):
+    with pytest.raises(ValueError, match=r"mask: expected None or Padding\(...\), .*got Causal\(\)"):
         module.step(query, key, value, state, Causal())
     with pytest.raises(ValueError, match="projection: expected shape"):
         module.step(query[:, :4], key[:, :2], value[:, :2])

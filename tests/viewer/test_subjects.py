@@ -94,7 +94,7 @@ def test_what_watch_kept_with_labels_of_its_tokens(tmp_path):
             TypeError,
             r"^model: .* got Linear; for other models show watch\(model",
         ),
-        (lambda: "", {}, ValueError, "^text: it holds no word"),
+        (lambda: "", {}, ValueError, "^text: expected at least one word"),
         (lambda: "no.watch", {}, FileNotFoundError, "no.watch: no such file"),
         (lambda: TEXT, {"generate": -1}, ValueError, "^generate: expected a number of tokens"),
         (lambda: TEXT, {"generate": 3, "target": "x"}, ValueError, "^generate and target: "),

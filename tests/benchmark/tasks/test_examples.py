@@ -245,7 +245,7 @@ def test_nothing_is_asked_of_examples_that_are_held_out():
         (lambda: Induction(length=2), "length: expected at least 3, and a symbol, got 2 and 31"),
         (lambda: Needle(length=32), "distances: expected ascending ones from 2, the last of length - 1 = 31"),
         (lambda: Needle(distances=(7, 7, 63)), "distances: expected ascending"),
-        (lambda: Needle(noise=0), "kinds: expected a key and some noise, got kinds=16 and noise=0"),
+        (lambda: Needle(noise=0), "kinds, noise: expected at least 1 each, got kinds=16 and noise=0"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(make, message):

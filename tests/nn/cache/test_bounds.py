@@ -98,8 +98,11 @@ BAD = {
     ),
     "a negative item": (lambda c: c.reorder(torch.tensor([-1])), "items: there is no item -1"),
     "items of a rank": (lambda c: c.reorder(torch.tensor([[0]])), r"items: expected int64 \(n,\), got shape \(1, 1\)"),
-    "too far back": (lambda c: c.rollback(6), "rollback: 6 tokens, but there are only 5"),
-    "too far back for one": (lambda c: c.rollback(torch.tensor([0, 7])), "rollback: 7 tokens, but there are only 5"),
+    "too far back": (lambda c: c.rollback(6), "rollback: expected at most the 5 tokens there are, got 6"),
+    "too far back for one": (
+        lambda c: c.rollback(torch.tensor([0, 7])),
+        "rollback: expected at most the 5 tokens there are, got 7",
+    ),
     "back by less than nothing": (lambda c: c.rollback(-1), "rollback: must not be negative, got -1"),
     "back for another batch": (
         lambda c: c.rollback(torch.tensor([1, 1, 1])),

@@ -161,7 +161,7 @@ class Needle(SyntheticTask):
                 f"got {self.distances}"
             )
         if self.kinds < 1 or self.noise < 1:
-            raise ValueError(f"kinds: expected a key and some noise, got kinds={self.kinds} and noise={self.noise}")
+            raise ValueError(f"kinds, noise: expected at least 1 each, got kinds={self.kinds} and noise={self.noise}")
 
     @property
     def vocabulary(self) -> int:

@@ -167,5 +167,8 @@ def _read(kind: Any, config: Any, folder: Path, named: str, is_safe: bool) -> An
     lacks += sorted(str(name) for name, *_ in report["mismatched_keys"])
     if lacks:
         more = f" (and {len(lacks) - 3} more)" if len(lacks) > 3 else ""
-        raise ValueError(f"hf:{named}: weights do not fit its config.json: {', '.join(lacks[:3])}{more}")
+        raise ValueError(
+            f"hf:{named}: expected the weights its config.json describes, missing or of another shape: "
+            f"{', '.join(lacks[:3])}{more}"
+        )
     return model.eval()

@@ -149,7 +149,9 @@ class Language(Task):
         return Details({"words": words, "tokens": tokens}, table)
 
     def picture(self, tested: Tested, kind: str) -> bytes:
-        raise ValueError("picture: of a language model `saccade look` and `saccade view` draw what it attends to")
+        raise ValueError(
+            "picture: a language model has none; `saccade look` and `saccade view` draw what it attends to"
+        )
 
     def shown(self, example: LanguageText, output: str) -> dict[str, Any]:
         return {"text": example.text, "continuation": output}

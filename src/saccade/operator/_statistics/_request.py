@@ -53,7 +53,7 @@ def _group(call: CheckedCall, name: Any, group: Any) -> Tensor:
     if not isinstance(name, str):
         raise TypeError(f"groups: a name must be a str, got {describe(name)}")
     if name in RESERVED:
-        raise ValueError(f"groups: {name!r} is one of the masses that are always there ({', '.join(RESERVED)})")
+        raise ValueError(f"groups: {', '.join(RESERVED)} are always measured, expected another name, got {name!r}")
     if not isinstance(group, Tensor) or group.dtype != torch.bool:
         raise TypeError(f"groups[{name!r}] must be a boolean tensor (Lk,) or (B, Lk), got {describe(group)}")
     dense(group, f"groups[{name!r}]")

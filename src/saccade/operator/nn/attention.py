@@ -503,4 +503,5 @@ def refuse_across(**given: object) -> None:
     """ValueError for what has no meaning between two sequences."""
     for name, value in given.items():
         if value is not None:
-            raise ValueError(f"{name}: is of one sequence, and cross-attention has two (padding goes into the mask)")
+            problem = "describes one sequence, and cross-attention has two"
+            raise ValueError(f"{name}: {problem}; leave it out (padding goes into the mask)")

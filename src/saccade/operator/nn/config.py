@@ -267,8 +267,8 @@ class BlockConfig:
         shape = self.attention.shape
         if not self.width == shape.context == shape.values:
             raise ValueError(
-                f"attention: tokens of a block are {self.width} wide, but keys are made from tokens {shape.context} "
-                f"wide and values from {shape.values}; a context is read by `cross`"
+                f"attention: expected keys and values made from the block's tokens, {self.width} wide, got widths "
+                f"{shape.context} and {shape.values}; a context of another width is read by `cross`"
             )
         self._check_out("attention", self.attention)
         check_choice("activation", self.activation, ACTIVATIONS)

@@ -138,7 +138,7 @@ def linear_step(
         )
     seen = causal_padding_of(mask, query.shape[0], length, length, query.device, NAME, REASON)
     if seen.causal:
-        raise ValueError(f"mask: a step is causal by itself and takes no more than Padding(...), got {mask!r}")
+        raise ValueError(f"mask: expected None or Padding(...), since a step is causal already, got {mask!r}")
     # Where all new keys are padded their queries still see what is in the state.
     seen = seen._replace(rows=real_rows(mask, length, length, query.device))
     with without_autocast(query.device):

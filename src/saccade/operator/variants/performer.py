@@ -454,7 +454,7 @@ class PerformerAttention(Recurrent):
         _check_projection(self.projection, key)
         seen = causal_padding_of(mask, batch, length, length, query.device, "performer", _NO_PAIRS)
         if seen.causal:
-            raise ValueError(f"mask: a step is causal by itself and takes no more than Padding(...), got {mask!r}")
+            raise ValueError(f"mask: expected None or Padding(...), since a step is causal already, got {mask!r}")
         real = seen.keys if seen.rows is None else seen.rows if seen.keys is None else seen.rows & seen.keys
         with without_autocast(query.device):
             given = _WideInputs.of(query, key, value, CausalPadding(True, real, real), query.shape[3] ** -0.5)

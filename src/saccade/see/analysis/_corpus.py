@@ -156,7 +156,8 @@ def study_corpus(
         tokens = mark(model, text.text)
         length = int(tokens.is_text.sum())
         if model.context is not None and len(tokens.ids) > model.context:
-            raise ValueError(f"{text.name}: {len(tokens.ids)} tokens; the context of {model.name} is {model.context}")
+            limit = f"expected at most {model.context} tokens, the context of {model.name}"
+            raise ValueError(f"{text.name}: {limit}, got {len(tokens.ids)}")
         if length < SHORTEST:
             skipped.append(text.name)
         else:

@@ -240,7 +240,7 @@ def _token(given: Input, name: str, wanted: int | str, vocabulary: int) -> int:
         ids = given.reader.encode(wanted).ids
         if len(ids) != 1:
             written = ", ".join(repr(given.written(token)) for token in ids)
-            raise ValueError(f"{name}: expected one token, and {wanted!r} is {len(ids)}: {written}")
+            raise ValueError(f"{name}: expected the text of one token, got {wanted!r}, which has {len(ids)}: {written}")
         return ids[0]
     if not isinstance(wanted, int) or isinstance(wanted, bool):
         raise TypeError(f"{name}: expected the id or the text of a token, got {wanted!r}")

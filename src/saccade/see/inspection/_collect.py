@@ -154,7 +154,7 @@ def read(model: TextModel, text: str) -> tuple[Tokens, list[Word]]:
     """
     spans = split_words(text)
     if not spans:
-        raise ValueError("text: it holds no word; one word at least is needed")
+        raise ValueError(f"text: expected at least one word, got {text!r:.40}")
     fit = words_that_fit(model, text, spans)
     if fit < len(spans):
         raise ValueError(

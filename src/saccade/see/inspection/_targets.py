@@ -86,13 +86,13 @@ def _given(model: EncoderDecoder, text: str) -> Target:
     tokenizer = target_tokenizer(model)
     spans = split_words(text)
     if not spans:
-        raise ValueError("target: it holds no word; one word at least is needed")
+        raise ValueError(f"target: expected at least one word, got {text!r:.40}")
     encoding = tokenizer.encode(text[: spans[-1][1]])
     assert model.start is not None
     before = [model.start, *tokenizer.before]
     ids = [*before, *encoding.ids, *tokenizer.after]
     if model.longest is not None and len(ids) > model.longest:
-        raise ValueError(f"target: {len(ids):,} tokens with special ones; the decoder reads at most {model.longest:,}")
+        raise ValueError(f"target: expected at most {model.longest:,} tokens with special ones, got {len(ids):,}")
     return _worded(tokenizer, text, encoding.spans, ids, before, tokenizer.after, written=False)
 
 

@@ -119,7 +119,7 @@ def read_checkpoint(source: str, *, local: bool) -> TransformersModel:
         if missing:
             more = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
             raise ValueError(
-                f"{source}: its weights do not fit its config.json: {', '.join(missing[:3])}{more} missing"
+                f"{source}: expected the weights its config.json describes, missing: {', '.join(missing[:3])}{more}"
             )
         spoilt = [name for name, tensor in module.state_dict().items() if not _finite(tensor)]
         if spoilt:

@@ -159,12 +159,12 @@ def _dense(folder: Path) -> Dense:
             f"{shortened(repr(activation))}"
         )
     stored = find_weights(folder)
-    shapes = {name: tensor.shape for name, tensor in stored.tensors.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored.tensors.items()}
     expected: dict[str, tuple[object, ...]] = {"linear.weight": (values.get("out_features"), values.get("in_features"))}
     if values.get("bias", True):
         expected["linear.bias"] = (values.get("out_features"),)
     if shapes != expected:
-        raise ValueError(f"{folder}: does not fit its config.json: found {shapes}, expected {expected}")
+        raise ValueError(f"{folder}: expected weights of shapes {expected} by its config.json, got {shapes}")
     tensors = {name: tensor.to(torch.float32, copy=True) for name, tensor in stored.read(list(shapes))}
     return Dense(tensors["linear.weight"], tensors.get("linear.bias"), activation)
 

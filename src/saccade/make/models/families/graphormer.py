@@ -171,7 +171,8 @@ def _reader(settings: CheckpointSettings, what: str, width: int) -> nn.Module:
     """The embedding of nodes or edges: of kinds, or of features."""
     kinds, features = f"{what}_types", f"{what}_features"
     if (kinds in settings) == (features in settings):
-        raise ValueError(f"{settings.path}: expected either {kinds} or {features}")
+        given = "both" if kinds in settings else "neither"
+        raise ValueError(f"{settings.path}: expected either {kinds} or {features}, got {given}")
     return (
         nn.Embedding(settings.count(kinds), width) if kinds in settings else nn.Linear(settings.count(features), width)
     )

@@ -27,9 +27,15 @@ class PairBias(Bias):
     _head_axis = 1
 
     def __init__(self, scores: Tensor, rows: Tensor, keys: Tensor):
+        shapes = [tuple(tensor.shape) for tensor in (scores, rows, keys)]
+        if scores.ndim != 2 or not shapes[0][:1] == shapes[1] == shapes[2]:
+            given = ", ".join(map(str, shapes))
+            raise ValueError(f"scores, rows, keys: expected shapes (P, H), (P,) and (P,), got {given}")
         codes = rows * _FAR + keys
-        if scores.shape[:1] != rows.shape or rows.shape != keys.shape or bool((codes.diff() <= 0).any()):
-            raise ValueError("PairBias: expected scores (P, H), rows (P,) and keys (P,), sorted, each pair once")
+        if bool((codes.diff() <= 0).any()):
+            n = int((codes.diff() <= 0).int().argmax()) + 1
+            given = f"({int(rows[n])}, {int(keys[n])}) after ({int(rows[n - 1])}, {int(keys[n - 1])})"
+            raise ValueError(f"rows, keys: expected pairs sorted by row, then by key, each once, got {given}")
         self.parameter, self.codes = scores, codes
 
     def _tile(self, parameter: Tensor, rows: Span, keys: Span, placement: Placement, dtype: torch.dtype) -> Tensor:

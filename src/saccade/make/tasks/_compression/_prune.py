@@ -154,7 +154,8 @@ class PruneRequest:
 
     def __post_init__(self) -> None:
         if (self.keep is None) == (self.heads is None):
-            raise ValueError("keep: how many heads stay, or heads: those that go; give one of both")
+            given = "neither" if self.heads is None else "both"
+            raise ValueError(f"keep, heads: expected how many heads stay, or those that go, got {given}")
 
 
 def without_heads(
@@ -169,7 +170,7 @@ def without_heads(
     """`prune` until training would begin; `progress` gets the current step, how much of it is done, and its total."""
     learns = _checked(options)
     if resume and not learns:
-        raise ValueError(f"resume: goes on with training; give one of {', '.join(LENGTHS)}, too")
+        raise ValueError(f"resume: continues training; give one of {', '.join(LENGTHS)}, too")
     check_elsewhere(wanted.out, wanted.folder)
     if not resume:
         check_output(wanted.out, overwrite)
@@ -262,7 +263,7 @@ def _checked(options: Mapping[str, Any]) -> bool:
     given = [name for name, value in options.items() if value is not None]
     learns = any(name in LENGTHS for name in given)
     if given and not learns:
-        raise ValueError(f"{given[0]}: is of learning on without the heads; give one of {', '.join(LENGTHS)}, too")
+        raise ValueError(f"{given[0]}: sets how the model is trained again; give one of {', '.join(LENGTHS)}, too")
     return learns
 
 

@@ -52,7 +52,7 @@ class TranscriptTask(TranscriptOptions, MediaTask):
         of_classes = {"label_smoothing": 0.0, "class_weights": False, "metric": None}
         for name, usual in of_classes.items():
             if self.text is not None and getattr(self, name) != usual:
-                raise ValueError(f"{name}: is of classes; with text={self.text!r} there are none")
+                raise ValueError(f"{name}: an option of classes, and text={self.text!r} has none; leave it out")
 
     @property
     def alphabet(self) -> Characters:

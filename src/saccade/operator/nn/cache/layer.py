@@ -202,7 +202,7 @@ class LayerCache(ABC):
         if (after < 0).any():
             worst = int(after.argmin())
             lengths, counts = np.broadcast_arrays(lengths, counts)
-            raise ValueError(f"rollback: {counts[worst]} tokens, but there are only {lengths[worst]}")
+            raise ValueError(f"rollback: expected at most the {lengths[worst]} tokens there are, got {counts[worst]}")
         return after
 
     def _batch(self) -> int | None:

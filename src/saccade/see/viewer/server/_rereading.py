@@ -84,8 +84,11 @@ class Rereading:
         with evaluating(self.module), torch.no_grad(), intervene(self.module, {"*": Scale(None, 1.0)}) as scaled:
             output = self.forward()
         names = list(scaled.changed)
-        if any("#" in name for name in names):  # a module with several calls: its name means all of them
-            raise ParameterError(f"heads: layers of {self.name} share a module, and cannot be told apart")
+        shared = [name.partition("#")[0] for name in names if "#" in name]
+        if shared:  # a module with several calls: its name means all of them
+            raise ParameterError(
+                f"heads: expected one call for each attention module, but {self.name} calls {shared[0]} several times"
+            )
         if len(names) != len(self.calls):
             raise ParameterError(f"heads: {len(names)} of the {len(self.calls)} calls of {self.name} can be changed")
         return output, dict(zip(self.calls, names, strict=True))
