@@ -53,7 +53,7 @@ class AttentionCall:
         return {**self.scoring(), "dropout": self.dropout or 0.0}
 
     def scoring(self) -> dict[str, Any]:
-        """Mask, bias, scale, softcap and sink by name: what makes weights of query and key."""
+        """Mask, bias, scale, softcap and sink by name: the arguments that, with query and key, decide the weights."""
         return {
             "mask": self.mask,
             "bias": self.bias,

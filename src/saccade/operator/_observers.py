@@ -104,12 +104,15 @@ def edits_of(source: str) -> CallEdits | None:
 
 
 def padding_in_place() -> AbstractContextManager[None]:
-    """A block in which this thread's models keep the items of a batch apart: calls are edited, or kept for edits."""
+    """A block in which this thread's models keep padded batches, instead of joining all items in one row.
+
+    Edits of calls need the axis of batch items.
+    """
     return _PADDING_IN_PLACE.holding(None)
 
 
 def wants_padding_in_place() -> bool:
-    """Whether this thread is in such a block."""
+    """Whether this thread is in a block of `padding_in_place`."""
     return bool(_PADDING_IN_PLACE.thread.held.values)
 
 

@@ -19,7 +19,7 @@ TRIM_THRESHOLD, MAP_THRESHOLD = -1, -3  # names of mallopt(3)
 
 
 def describe(version: str, threads: int) -> dict[str, Any]:
-    """The machine and the versions as JSON values. version: Saccade's."""
+    """The machine and the versions as JSON values. `version` is Saccade's."""
     return {
         "processor": processor(),
         "cores": os.cpu_count(),

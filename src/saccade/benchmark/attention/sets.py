@@ -30,7 +30,7 @@ def in_use() -> str | None:
 
 
 def peak(dtype: str, threads: int, milliseconds: float) -> Callable[[], float] | None:
-    """A meter of FLOP/s with only multiply-adds; None without native kernels or without such an instruction."""
+    """A function that measures FLOP/s of multiply-adds alone; None without native kernels or such an instruction."""
     native = compiled()
     measure = None if native is None else getattr(native, "peak_bf16" if dtype == "bfloat16" else "peak_f32", None)
     if measure is None or measure(threads, 1.0) is None:

@@ -71,7 +71,7 @@ class VariantContender(ABC):
 
     @property
     def whole(self) -> bool:
-        """Whether it is exact attention, which others of its kind are compared with."""
+        """Whether the contender is exact attention, the baseline of its kind."""
         return False
 
     @abstractmethod

@@ -35,7 +35,7 @@ class SaccadeDecoder(TokenModel):
 
 
 def is_text_model(target: Any) -> bool:
-    """Whether `text_subject` takes it."""
+    """Whether `text_subject` accepts the target."""
     return isinstance(target, LanguageModel | DecoderLM | _Text)
 
 

@@ -143,7 +143,7 @@ def _beside(parent: nn.Module | None, path: str) -> nn.Module | None:
 
 
 def _is_conv(layer: nn.Module) -> bool:
-    """Whether it is GPT-2's linear layer, with a weight (in, out)."""
+    """Whether a layer is GPT-2's Conv1D: a linear layer whose weight is (in, out)."""
     return type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils"
 
 

@@ -149,7 +149,7 @@ def plain(tensor: Tensor) -> bool:
 
 
 def zeros_and_ones(tensor: Tensor) -> bool:
-    """Whether it is a mask but for its dtype: every value 0 or 1, and some 1. False where nobody can look."""
+    """Whether a tensor of another dtype is a boolean mask: every value 0 or 1, and some 1. False if it has no data."""
     return plain(tensor) and bool(((tensor == 0) | (tensor == 1)).all()) and bool((tensor == 1).any())
 
 

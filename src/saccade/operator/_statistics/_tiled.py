@@ -154,7 +154,7 @@ class _RowSums:
 
 
 def _greatest(entries: Tensor, count: int) -> Tensor:
-    """Indices of the `count` greatest of (..., n), falling; of equals the first comes first."""
+    """Indices of the `count` greatest values of (..., n), greatest first; of equal values, lower index first."""
     if entries.dtype != torch.float32:
         return torch.argsort(entries, dim=-1, descending=True, stable=True)[..., :count]
     # topk says nothing of equals, and a stable sort costs ten times as much. So each float, as an integer of the same

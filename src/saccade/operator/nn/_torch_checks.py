@@ -73,7 +73,7 @@ def check_kind(path: str, part: object, kinds: Kinds) -> None:
 
 
 def check_layers(path: str, layers: nn.ModuleList) -> None:
-    """ValueError for a stack of none."""
+    """ValueError for a stack without layers."""
     if not len(layers):
         raise ValueError(f"module: {path} is empty, expected at least one layer")
 
@@ -98,7 +98,7 @@ def _check_parts(path: str, part: Any, kinds: Kinds) -> None:
 
 
 def _parts(part: Any) -> Iterator[tuple[str, Any, Kinds]]:
-    """(name, what stands there, what should)."""
+    """Submodules of a module: name, module, and the classes that are expected."""
     for name, kinds in PARTS.get(type(part), {}).items():
         yield name, getattr(part, name, None), kinds
     if type(part) in LAYERS:
@@ -172,7 +172,7 @@ def _check_described(path: str, part: Any, expected: Any) -> None:
 
 
 def differences(given: Any, expected: Any, prefix: str = "") -> Iterator[str]:
-    """The fields of a configuration that are not as expected, each in words."""
+    """The fields of a configuration that differ from the expected one, each as text."""
     for field in fields(expected):
         one, other = getattr(given, field.name), getattr(expected, field.name)
         if one == other:

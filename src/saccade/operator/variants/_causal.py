@@ -213,7 +213,7 @@ def unpoisoned(tensor: Tensor, poison: Tensor) -> Tensor:
 
 
 def finite(*tensors: Tensor) -> bool:
-    """Whether they hold neither NaN nor infinity. A sum would be quicker, but large numbers leave its range."""
+    """Whether the tensors hold neither NaN nor infinity. Their sum would be quicker to check, but can overflow."""
     return all(math.isfinite(end) for tensor in tensors for end in _ends(tensor))
 
 

@@ -200,7 +200,7 @@ class LongformerAttention(Mechanism):
         return chosen if len(chosen) else None
 
     def _projected(self, tokens: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, Hq, L, D) of the global rows, 0 in the others, and keys and values of all tokens."""
+        """Global projections: queries (B, Hq, L, D), 0 in rows that are not global; keys and values of all tokens."""
         where = rows.expand(tokens.shape[:2]).nonzero(as_tuple=True)
         some = self.global_query(tokens[where])
         query = some.new_zeros(*tokens.shape[:2], some.shape[-1]).index_put(where, some)

@@ -402,8 +402,8 @@ class PerformerAttention(Recurrent):
 
     Vectors depend on `seed` and on how often they were drawn. Both are saved with the module, so that training that is
     resumed from a checkpoint draws the same vectors. A forward pass that is recomputed during backward (activation
-    checkpointing) counts once and uses the same vectors: each pass takes a number from PyTorch's generator, whose state
-    checkpointing restores, and is known by it.
+    checkpointing) counts once and uses the same vectors: a number from PyTorch's generator, whose state checkpointing
+    restores, identifies each pass.
 
     Example:
         >>> import torch, saccade

@@ -54,7 +54,7 @@ class HeadImportance:
         signed: for "gradient", the mean of the signed derivatives: above 0, the loss falls without the head.
         signed_low, signed_high: its 95 % interval.
         loss: of the whole model, mean over batches.
-        batches: how many.
+        batches: their number.
         removed: for "greedy", the heads in the order in which they were removed.
         unobserved: attention calls that could not be reached, with the reason.
 

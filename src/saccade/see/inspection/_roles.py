@@ -223,6 +223,6 @@ def _add(total: dict[str, torch.Tensor], more: dict[str, torch.Tensor]) -> None:
 
 
 def _by_layer(layers: dict[int, dict[str, torch.Tensor]], count: int) -> Scores:
-    """Lists by layer, which may have different numbers of heads."""
+    """Each score as a list of arrays, one for each layer: layers may differ in their number of heads."""
     names = next(iter(layers.values()))
     return {name: [(layers[i][name] / count).numpy() for i in sorted(layers)] for name in names}

@@ -50,7 +50,7 @@ class Word:
 
     @property
     def is_delimiter(self) -> bool:
-        """Whether it is punctuation or a line break: without letters and digits."""
+        """Whether the word is punctuation or a line break: without letters and digits."""
         return not self.special and not any(c.isalnum() for c in self.text)
 
     @property

@@ -80,7 +80,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
-    """Whether it is or should be causal, and findings about its leaks."""
+    """Whether the target is or should be causal, and findings about its leaks."""
     # (B, H, L, L) how much each output changes with each input
     whole = influence.at_lengths(subject, _SHORT, lambda length: influence.dependence(subject, length, _BATCH))
     if subject.promise.causal is None and (
@@ -154,8 +154,8 @@ def _lengths(subject: Subject, wanted: Sequence[int]) -> list[int]:
 
 
 def _hides_later(whole: Sequence[Tensor]) -> bool:
-    """Whether it is causal, or mostly so, in some item and head at some length. A pattern that is the same in both
-    directions (a window, dilation, global tokens) is not."""
+    """Whether the target is causal, or mostly so, in some item and head at some length. Patterns that are the same in
+    both directions (a window, dilation, global tokens) are not."""
     long = [sizes for sizes in whole if sizes.shape[-1] > 3] or whole  # of two or three positions half is nearly all
     each = [head[None, None] for sizes in long for head in sizes.flatten(0, 1)]
     some = [head for head in each if not bool(((head > 0) == (head > 0).mT).all())]

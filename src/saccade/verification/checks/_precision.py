@@ -159,7 +159,7 @@ def _widened(half: Subject, case: _InputRange, dtype: torch.dtype) -> _WidenedCa
 
 
 def _rounds_inside(subject: Subject) -> Iterator[Finding]:
-    """Half precision inside the target, whatever the dtype of its inputs."""
+    """Findings of a target that rounds to half precision inside, whatever the dtype of its inputs."""
     jumps = jumps_of(subject)
     if jumps is None:
         return

@@ -324,7 +324,7 @@ def _modes(subject: Subject) -> Iterator[Finding]:
 
 
 def _learns_from_batches(module: nn.Module) -> bool:
-    """Whether it has normalisation by batch statistics, which is another function in train mode by design."""
+    """Whether a module normalises by batch statistics, which by design computes something else in train mode."""
     kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
     return any(isinstance(part, kinds) for part in module.modules())
 

@@ -112,7 +112,7 @@ def _shape_fits(weights: Tensor, returned: Tensor) -> bool:
 
 
 def _same(returned: Tensor, weights: Tensor) -> bool:
-    """Whether they are those weights, of each head or averaged over the heads."""
+    """Whether the returned weights are the expected ones, of each head or averaged over the heads."""
     if returned.shape[-2:] != weights.shape[-2:]:
         return False
     wanted = weights if returned.shape[1] == weights.shape[1] else weights.mean(1, keepdim=True)

@@ -68,12 +68,12 @@ def _same(finding: Finding, other: Finding) -> bool:
 
 
 def _only_raised(finding: Finding) -> bool:
-    """Whether it says no more than that a call failed; see `_run.raised`."""
+    """Whether a finding says only that a call failed; see `_run.raised`."""
     return set(finding.evidence) == {"raised"} or "ended" in finding.evidence
 
 
 def _is_of_size(finding: Finding) -> bool:
-    """Whether it says that calls of another size raise, wherever they then do."""
+    """Whether a finding says that calls of another size raise an error, at whatever line."""
     return finding.severity == "error" and "raised" in finding.evidence and bool(_SIZES & set(finding.evidence))
 
 

@@ -22,7 +22,7 @@ from ._subject import Subject
 
 
 class CachedDecoder:
-    """One target and its cache. Calls continue one another until `reset`."""
+    """One target and its cache. Each call continues the last one until `reset`."""
 
     def __init__(self, subject: Subject) -> None:
         """

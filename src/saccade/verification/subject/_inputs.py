@@ -45,7 +45,7 @@ class NamedInputs:
         return self._lengths(KEY_SIDE[::-1] if "context" in self.tensors else KEY_SIDE)
 
     def on(self, side: Side) -> tuple[str, ...]:
-        """The names of the tensors that stand on a side; with a context, "x" is the query side alone."""
+        """The names of the inputs of a side, queries or keys; with a context, "x" belongs to the queries only."""
         if side == "both":
             return tuple(self.tensors)
         wanted = QUERY_SIDE if side == "query" else KEY_SIDE

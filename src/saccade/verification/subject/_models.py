@@ -69,7 +69,7 @@ def token_subject(target: Any, promise: Promise | None = None) -> Subject:
 
 
 def _is_saccade(target: Any) -> bool:
-    """Whether it is a language model of Saccade, or a published model of text that Saccade computes."""
+    """Whether the target is a language model of Saccade, or a published text model that Saccade computes."""
     known = saccade_models()
     return known is not None and bool(known.is_text_model(target))
 

@@ -91,7 +91,7 @@ class MaskReading:
 
     @property
     def by_pair(self) -> bool:
-        """Whether it can say something else to each query."""
+        """Whether the mask has an axis of queries, so that each may see other keys."""
         return "Q" in self.axes
 
 

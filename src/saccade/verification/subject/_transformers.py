@@ -27,7 +27,7 @@ from ._token_models import (
 
 
 def is_transformers(target: Any) -> bool:
-    """Whether it is a whole model of the transformers library."""
+    """Whether the target is a whole model of the transformers library."""
     transformers = sys.modules.get("transformers")
     return transformers is not None and isinstance(target, transformers.PreTrainedModel)
 

@@ -51,7 +51,7 @@ def _hides(tensor: Tensor) -> bool:
 
 
 def is_triangle(given: Any) -> bool:
-    """Whether it is a causal mask in zeros and ones, which added to scores hides nothing."""
+    """Whether an argument is a causal mask of zeros and ones, which hides nothing when it is added to scores."""
     if not isinstance(given, Tensor) or given.dim() < 2 or given.shape[-1] != given.shape[-2] or given.shape[-1] < 3:
         return False
     numbers = given.detach()

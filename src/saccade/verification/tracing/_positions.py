@@ -87,7 +87,7 @@ class PositionFollower(FunctionMode):
             self._add(self.found.lost, location_here())
 
     def _varies(self, tensor: Tensor) -> bool:
-        """Whether it is not the same at all positions."""
+        """Whether a tensor differs between positions."""
         axes = [axis for axis, size in enumerate(tensor.shape) if size == self._length]
         return any(bool((tensor != tensor.narrow(axis, 0, 1)).any()) for axis in axes)
 

@@ -242,7 +242,7 @@ def _head_keys(model: PatchTST) -> tuple[Key, ...]:
 
 
 def _numbered(ours: str, published: str, *, shared: bool) -> Key:
-    """The first of a list, which all channels share, or all of them by number."""
+    """The key of a module for all channels, which is the first of our list, or of one module for each channel."""
     return Key(f"{ours}.0", published) if shared else Key(f"{ours}.{{n}}", f"{published}.{{n}}")
 
 

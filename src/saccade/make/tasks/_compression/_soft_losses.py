@@ -31,8 +31,8 @@ def softened_divergence(student: Tensor, teacher: Tensor, temperature: float) ->
 def state_distance(student: Tensor, teacher: Tensor, real: Tensor | None, projected: Tensor | None) -> Tensor:
     """The distance of last hidden states, a mean over the tokens that are not padding.
 
-    Of equal widths 1 - cos (Sanh et al., DistilBERT, 2019); else the mean squared difference of `projected`, the
-    student's states times a learned matrix (Jiao et al., TinyBERT, 2020).
+    With equal widths it is 1 - cosine (Sanh et al., DistilBERT, 2019); else the mean squared difference of `projected`,
+    the student's states times a learned matrix (Jiao et al., TinyBERT, 2020).
 
     Args:
         student, teacher: (B, L, E) and (B, L, F).

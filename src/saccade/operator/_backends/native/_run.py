@@ -224,7 +224,7 @@ def ordinary(cotangent: Tensor | None) -> bool:
 def _by_chunked(
     settings: KernelSettings, given: Tensors, wanted: tuple[bool, ...], d_out: Tensor | None, d_lse: Tensor | None
 ) -> Tensors:
-    """The gradients as `chunked` computes them from the inputs: these have derivatives themselves."""
+    """The gradients as `chunked` computes them from the inputs, so that they can be differentiated again."""
     create = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views: in attention(x, x, x) one tensor stands in three places, and each has a gradient of its own here.

@@ -165,7 +165,7 @@ def _per_item(number: Tensor, batch: int) -> Tensor:
 
 
 def _members(groups: Tensor | None, mass: Tensor) -> tuple[int, ...]:
-    """The groups in the form of native/bindings.cpp."""
+    """The arguments of native/bindings.cpp for the groups: their address, number and strides, and that of `mass`."""
     if groups is None:
         return 0, 0, 0, 0, 0
     count, items, keys = groups.shape

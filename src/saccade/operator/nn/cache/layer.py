@@ -304,7 +304,7 @@ def refuse_gradients(name: str, *tensors: Tensor) -> None:
 
 
 def fits(new: Tensor, held: Tensor) -> bool:
-    """Whether they agree in all but the length."""
+    """Whether new and held tokens agree in shape (except the length), dtype and device."""
     (batch, heads, _, width), (held_batch, held_heads, _, held_width) = new.shape, held.shape
     same = batch == held_batch and heads == held_heads and width == held_width
     return same and new.dtype == held.dtype and new.device == held.device

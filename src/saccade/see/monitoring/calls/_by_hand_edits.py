@@ -135,7 +135,7 @@ def edited_output(
 
 
 def _as_factor(tensor: Tensor, visible: Tensor, view: View, factor: Tensor) -> Tensor:
-    """A tensor (B, H, L, D) in the shape of the model's factor, of which `visible` is a view."""
+    """A tensor (B, H, L, D) reshaped to a factor of the model's matrix product, of which `visible` is a view."""
     if tensor.numel() != visible.numel():
         raise ValueError(
             f"intervene: a factor of shape {tuple(factor.shape)} is shared by several heads or items, and cannot be "

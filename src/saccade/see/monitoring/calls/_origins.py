@@ -184,7 +184,7 @@ class TensorOrigins:
 
 
 def _is_parameter(tensor: Tensor) -> bool:
-    """Whether it is a parameter, or a view of one."""
+    """Whether a tensor is a parameter, or a view of one."""
     return type(tensor) is nn.Parameter or type(tensor._base) is nn.Parameter
 
 

@@ -77,7 +77,7 @@ def columns_of(heads: int) -> list[int | None]:
 
 
 def first_head(numbers: LayerNumbers) -> str:
-    """The number of the first box's head in commands, which count from 0."""
+    """A note that commands count heads from 0, while the picture counts them from 1."""
     return f"Head 1 is {numbers.layer}.0 in look and step" if numbers.words else "Head 1 has index 0"
 
 

@@ -317,7 +317,7 @@ def _steps(subject: Subject, before: int = 3) -> list[TraceStep]:
 
 
 def _joins(step: TraceStep) -> bool:
-    """Whether it puts one position behind others, and not halves of channels together."""
+    """Whether a concatenation appends a position to the cache; rotary ones join halves of channels."""
     if len(step.taken) < 2 or len(step.taken[0]) != len(step.taken[1]):
         return False
     sizes = [(size, other) for size, other in zip(*step.taken[:2], strict=True) if size != other]

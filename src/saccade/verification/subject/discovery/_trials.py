@@ -116,7 +116,7 @@ def tensors_in(returned: Any) -> Iterable[tuple[int | str | None, Tensor]]:
 
 
 def _holds_numbers(value: Any) -> TypeGuard[Tensor]:
-    """Whether it is a tensor that can be compared: not on meta, not sparse, not nested."""
+    """Whether a value is a tensor that can be compared: not on meta, not sparse, not nested."""
     return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta and not value.is_nested
 
 
