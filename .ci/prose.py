@@ -1,6 +1,6 @@
 """Checks the English of the documentation: phrases to avoid, long sentences, long guides, missing introductions.
 Docstrings and messages of the library and of benchmarks are searched for phrases only, its signatures for vague names,
-its docstrings for a first word that names nothing.
+its docstrings for a beginning that names nothing.
 
 `python .ci/prose.py` prints `file:line: words: advice` for each violation and exits with 1 if there is one.
 `python .ci/prose.py --readability` prints, for each page, its words of prose, mean sentence length and reading ease.
@@ -167,6 +167,7 @@ RIDDLES = {
     "Who",
     "Whoever",
 }  # first words of docstrings; a heading of options may have them
+PRONOUNS = {"it", "them", "they"}  # as second words, when no noun came before
 
 
 def signatures(code: str) -> Iterator[Violation]:
@@ -178,10 +179,12 @@ def signatures(code: str) -> Iterator[Violation]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not node.name.endswith(
             "Options"
         ):
-            begin = (ast.get_docstring(node) or " ").split(None, 1)[:1]
+            begin = (ast.get_docstring(node) or "").split(None, 2)[:2]
             if begin and begin[0] in RIDDLES:
                 advice = "begin with the noun that is returned, or the verb"
                 yield Violation(node.body[0].lineno, f"{node.name}: {begin[0]} ...", advice)
+            elif begin[1:] and begin[1].rstrip(",;.") in PRONOUNS:
+                yield Violation(node.body[0].lineno, f"{node.name}: {' '.join(begin)} ...", "name the noun")
 
 
 def phrases(parts: Iterable[Paragraph]) -> Iterator[Violation]:

@@ -122,4 +122,6 @@ def test_names_and_values_in_code_are_not_prose():
 def test_parameters_and_docstrings_begin_with_what_they_name():
     code = 'def f(told, mask):\n    """What it is told."""\n\nclass MaskOptions:\n    """What is shown"""\n'
     assert [found.words for found in prose.signatures(code)] == ["told", "f: What ..."]
+    [found] = prose.signatures('def g(mask):\n    """Whether it hides a key."""\n')
+    assert found.words == "g: Whether it ..."
     assert not list(prose.signatures('"""What a file is."""\ndef f(mask):\n    """Whatever the mask hides."""\n'))

@@ -58,7 +58,7 @@ class Acceleration(CallCounts):
         return self.taken + self.left.total()
 
     def install(self) -> Acceleration:
-        """Switch it on for this thread, until `uninstall()`.
+        """Switch the acceleration on for this thread, until `uninstall()`.
 
         Raises:
             RuntimeError: it is on already.
@@ -80,7 +80,7 @@ class Acceleration(CallCounts):
         return self
 
     def uninstall(self) -> None:
-        """Switch it off; any thread may do so.
+        """Switch the acceleration off; any thread may do so.
 
         Raises:
             RuntimeError: it is not on.

@@ -34,7 +34,7 @@ def make_call(
     dropout: float | Dropout = 0.0,
     needs_lse: bool = False,
 ) -> CheckedCall:
-    """Check every argument against the contract; nothing is computed and no value inside a tensor is looked at."""
+    """Check every argument against the contract; nothing is computed and no value of a tensor is read."""
     query, key, value = check_inputs(query, key, value)
     batch, heads, length_q, width = query.shape
     length_k = key.shape[2]

@@ -30,7 +30,7 @@ class OptionText:
 
 
 def option(default: T, help: str, *names: str, group: str = "", before: str = "", **settings: Any) -> T:
-    """A field that is an option. Arguments as of `OptionText`; a flag is on or off by its name alone."""
+    """A dataclass field that is an option. Arguments as of `OptionText`; a flag takes no value."""
     text = OptionText(help, names, group, before, settings)
     field: Any = dataclasses.field(default=default, metadata={"option": text})
     return field

@@ -28,7 +28,7 @@ _watching: list[_Watch] = []  # one at most
 
 @contextlib.contextmanager
 def shared_cores() -> Iterator[None]:
-    """While it is open, threads that wait for one another sleep whenever other processes hold cores that they need.
+    """A block in which threads that wait for one another sleep whenever other processes hold cores that they need.
 
     It changes nothing where the environment says how threads wait, where the system does not tell how busy it is, and
     with another OpenMP than GNU's. One thread looks twice a second for all contexts. It goes on for a second after the

@@ -79,7 +79,7 @@ class VariantContender(ABC):
         """The contender's settings for this length, as text; "" without settings."""
 
     def refusal(self, sizes: ProblemSizes) -> str:
-        """Why it cannot be compared at these sizes, at any length; "" if it can."""
+        """Why the contender cannot be compared at these sizes, at any length; "" if it can."""
         return ""
 
     def needs(self, sizes: ProblemSizes) -> int:
@@ -88,7 +88,7 @@ class VariantContender(ABC):
 
     @abstractmethod
     def build(self, sizes: ProblemSizes, tensors: tuple[Tensor, Tensor, Tensor], seed: int) -> ContenderRunner:
-        """Build it for this length, with q, k, v (or, for a layer, with tokens of the same number and width)."""
+        """Build the contender for this length, with q, k, v (for a layer, with tokens of the same number and width)."""
 
 
 def counted(module: nn.Module) -> int:

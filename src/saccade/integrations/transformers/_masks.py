@@ -83,7 +83,7 @@ def _looks_up(kind: type) -> bool:
 
 
 def _traced() -> bool:
-    """Whether values of tensors may not be looked at."""
+    """Whether values of tensors cannot be read, as while compiling or tracing."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return True
     return bool(torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())

@@ -68,7 +68,7 @@ def bounded_table(source: Any, name: str, wanted: str, *, booleans: bool = False
 
 
 def _beyond_int64(source: Any) -> int | None:
-    """An int of a list that no int64 tensor holds; NumPy makes floats or objects of it."""
+    """The first int of a list that exceeds int64, of which NumPy would make a float or an object; None without one."""
     if not isinstance(source, list | tuple):
         return None
     return next((n for n in source if isinstance(n, int) and not -(2**63) <= n < 2**63), None)
@@ -142,7 +142,7 @@ def traced() -> bool:
 
 
 def plain(tensor: Tensor) -> bool:
-    """Whether the host can look at the values: of no compiler, transform, mode or tracer, and not on `meta`."""
+    """Whether the values can be read: no compiler, transform, mode or tracer is active, and it is not on `meta`."""
     if torch.compiler.is_compiling() or traced() or not _plain():
         return False
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type != "meta"

@@ -170,7 +170,7 @@ class Mask(ABC):
         return False
 
     def _throughout(self, trait: str) -> bool:
-        """Whether it, or each part of a mask made of masks, has `by_distance`, `by_position` or `endless`."""
+        """Whether the mask, or each part of a mask made of masks, has a trait, such as `by_distance` or `endless`."""
         return all(part._throughout(trait) for part in self._children()) if self.pairwise else getattr(self, trait)
 
     _memos: Mapping[str, tuple[Lengths, Any]] = MappingProxyType({})

@@ -245,7 +245,7 @@ def _dense_enough(positions: np.ndarray, count: int) -> bool:
 
 
 def _moved_near(scope: ProgramScope, first: int, program: Program) -> np.ndarray:
-    """The positions of this call's rows, one span for each different offset; what follows gets them from `first` on.
+    """The positions of this call's rows, one span for each different offset; they are counted from `first` on.
 
     It is placed so that its position `first + n` is the n-th of these, however far away and apart they are.
     """

@@ -71,7 +71,7 @@ def head_rows(heads: Iterable[int], width: int, start: int = 0) -> list[int]:
 
 
 def commit(model: nn.Module, cuts: Sequence[Cut], optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
-    """Do all of it, or raise and change nothing.
+    """Apply all cuts, or raise an error and change nothing.
 
     Raises:
         ValueError: a parameter that a part outside of the cuts holds too, or that two cuts would make different; hooks

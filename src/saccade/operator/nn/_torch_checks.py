@@ -58,7 +58,7 @@ def join(path: str, name: str) -> str:
 
 
 def check_theirs(module: nn.Module) -> None:
-    """Errors unless every part of a module of PyTorch's is as PyTorch makes it."""
+    """Raise an error unless every submodule is of the class and the settings with which PyTorch builds the module."""
     _check_parts("", module, (type(module),))
     check_plain(module)
     orders = {path: part.batch_first for path, part in module.named_modules() if type(part) is nn.MultiheadAttention}

@@ -16,7 +16,7 @@ from .._masks._placement import At
 
 
 class CausalPadding(NamedTuple):
-    """A mask of `Causal()` and `Padding(...)` taken apart.
+    """The parts of a mask made of `Causal()` and `Padding(...)`.
 
     Args:
         causal: whether queries see no later keys.
@@ -46,7 +46,7 @@ def causal_padding_of(
     reason: str,
     causal: bool | str = True,
 ) -> CausalPadding:
-    """Take a mask apart, for a mechanism that supports only `Causal()` and `Padding(...)`.
+    """Split a mask into its parts, for a mechanism that supports only `Causal()` and `Padding(...)`.
 
     Queries stand bottom-right: query i at position `i + (Lk - Lq)`.
 

@@ -192,7 +192,7 @@ def _one_by_one(query: Tensor, key: Tensor, value: Tensor, tokens: _TokenFacts) 
 
 
 def _flat(tokens: _TokenFacts, fill: int) -> tuple[Tensor, Tensor | None]:
-    """Buckets (N, R, L) and real tokens (N, 1, L) with `fill` tokens more that are not real."""
+    """Buckets (N, R, L) and real tokens (N, 1, L), padded by `fill` tokens; N = B Hq."""
     batch, heads = tokens.hashes.shape[:2]
     hashes = F.pad(tokens.hashes, (0, fill)).flatten(0, 1)
     if tokens.real is None and not fill:

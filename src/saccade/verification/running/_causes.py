@@ -19,7 +19,7 @@ _SEVERITIES = ("error", "warning", "note", "n/a")
 def explained(
     checks: Sequence[Check], findings: Sequence[Finding], outcomes: Sequence[Outcome]
 ) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
-    """Findings with causes told apart from what follows, sorted; and outcomes that say so."""
+    """Sorted findings, in which consequences of another finding become notes, and outcomes that name their causes."""
     once = _without_repeats(findings)
     # what follows from one finding is no cause itself
     once = [_as_note(finding, by) if (by := _follows(finding, once)) else finding for finding in once]

@@ -153,7 +153,7 @@ def _loaded(named: Any) -> Any:
 
 
 def _direction(subject: Subject) -> Iterator[FoundReading]:
-    """Nothing where it cannot be seen: the checks will say what stands in the way."""
+    """Whether the target is causal, as measured; nothing if its calls fail: the checks report these failures."""
     try:
         sizes = own_dependence(subject)
     except (Exception, SystemExit):  # whatever it is, a check meets it again

@@ -140,7 +140,7 @@ def _first_that_says(masks: tuple[MaskReading, ...], pairs: Tensor) -> MaskReadi
 
 
 def mask_tensor(mask: MaskReading, attend: Tensor, inputs: NamedInputs) -> Tensor:
-    """`attend` (B or 1, H or 1, Lq or 1, Lk), True = attend, as this argument takes it."""
+    """The mask `attend` (B or 1, H or 1, Lq or 1, Lk), True = attend, in the form that this argument expects."""
     if mask.axes == "B":
         there = next(iter(inputs.tensors.values())).device
         return _real_lengths(attend, inputs).to(there, _DTYPES[mask.dtype])

@@ -178,7 +178,7 @@ def _parts(target: Any) -> Iterator[Any]:
 
 
 def _plain(target: Any) -> Any:
-    """Without functools.partial, and the function of a bound method as it stands."""
+    """The function inside functools.partial and decorators."""
     while isinstance(target, functools.partial):
         target = target.func
     return inspect.unwrap(target) if callable(target) and not isinstance(target, nn.Module) else target

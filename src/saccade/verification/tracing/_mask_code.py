@@ -49,7 +49,7 @@ class MaskCode:
         return self._of("~", "", ".mT", ".mT")
 
     def _of(self, attend: str, ignore: str, then: str = "", else_: str = "", at: str | None = None) -> str:
-        """The argument as booleans, with what stands before and after it where True shows, and where it hides."""
+        """Code that makes booleans of the argument: prefix and suffix for masks that attend, and for others."""
         spread = self._spread if at is None else f"{self._name}{at}"
         if self.mask.axes == "B":
             return f"{attend}(torch.arange(L, device={self._name}.device) < {spread}){then}"

@@ -75,7 +75,7 @@ class Bart(EncoderDecoder):
 
 
 class BartClassifier(Bart):
-    """BART that reads a text twice, with encoder and decoder, and classifies it by what stands at its end token."""
+    """BART that reads a text twice, with encoder and decoder; the decoder's state at the end token gives its class."""
 
     def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__(settings, request)

@@ -20,7 +20,7 @@ Scores = Mapping[str, float]
 
 
 def loss_and_gain(task: Task, before: Scores, after: Scores, parameters: tuple[int, int]) -> str:
-    """Why it was not worth it: the metric got worse by a larger share than that of the parameters saved; "" if not."""
+    """Why pruning was not worth it: the metric got worse by a larger share than that of parameters saved; "" if not."""
     cost = task.cost(before)
     worse = (task.cost(after) - cost) / abs(cost) if cost else float(task.cost(after) > cost)
     if worse <= 1 - parameters[1] / parameters[0]:

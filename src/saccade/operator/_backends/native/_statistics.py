@@ -86,7 +86,7 @@ def run(
     received: bool = False,
     top: int = 0,
 ) -> NativeStatistics:
-    """The statistics of a call that `refuses` takes; its value and its dropout are not looked at.
+    """The statistics of a call that `refuses` accepts; its value and its dropout are not used.
 
     Args:
         placement: row i stands at key index i + placement; an int or one per item (B,).

@@ -50,7 +50,7 @@ class NewRows:
 
     @cached_property
     def summary(self) -> tuple[int, bytes, bytes]:
-        """The same rows in a form that can be compared."""
+        """The rows in a form that can be compared."""
         return self.rows, self.left.tobytes(), self.count.tobytes()
 
     def check_batch(self, batch: int, padding: Padding | None) -> None:
@@ -63,7 +63,7 @@ class NewRows:
         return (row >= self.left[:, None]) & (row < (self.left + self.count)[:, None])
 
     def queries(self) -> list[int] | list[list[bool]]:
-        """The same as `Padding` takes it: lengths where the padding is on the right."""
+        """The tokens as an argument of `Padding`: lengths if all padding is on the right, else rows of booleans."""
         return self.real().tolist() if self.left.any() else self.count.tolist()
 
 

@@ -74,7 +74,7 @@ def missing(what: str, reason: str) -> Callable[[], None]:
 
 
 def missed(what: str, reason: str) -> None:
-    """Count it at once."""
+    """Count an unobserved call at once, with the reason."""
     missing(what, reason)()
 
 

@@ -33,7 +33,7 @@ class Places(NamedTuple):
 
 
 def draw_attention(canvas: Canvas, numbers: LayerNumbers, head: int) -> str:
-    """Draw it; returns the description."""
+    """Draw the attention of one head; returns the description."""
     at = _places(numbers)
     _draw_words(canvas, numbers, at)
     for where, name, markup, role, values in (

@@ -17,7 +17,7 @@ _BETWEEN = 120.0  # between self-attention and cross-attention
 
 
 def draw_step(canvas: Canvas, numbers: StepNumbers, head: int, source_head: int | None = None) -> str:
-    """Draw it, with the cross-attention below it if there is a source; returns the description."""
+    """Draw a step of decoding, with cross-attention below it if there is a source; returns the description."""
     own = numbers.own
     room, wide = _room(own), _wide(own.key)
     high = len(own.labels) * _CELL[1]

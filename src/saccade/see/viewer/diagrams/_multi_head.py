@@ -22,7 +22,7 @@ _PROJECTION = (300.0, 62.0)
 
 
 def draw_multi_head(canvas: Canvas, numbers: LayerNumbers, projection: tuple[int, int] | None, parameters: int) -> str:
-    """Draw it; returns the description. ``projection`` is the last linear layer's (in, out), or None."""
+    """Draw all heads; returns the description. ``projection`` is the last linear layer's (in, out), or None."""
     columns = columns_of(numbers.heads)
     wide = len(columns) * (_COLUMN + _GAP) - _GAP
     lefts = [i * (_COLUMN + _GAP) for i in range(len(columns))]

@@ -32,7 +32,7 @@ _SIDE, _ROW = 32.0, 50.0  # of the list of heads: room for its arrows, and row h
 
 
 def draw_plain_attention(canvas: Canvas, numbers: LayerNumbers, head: int) -> str:
-    """Draw it; returns the description."""
+    """Draw attention; returns the description."""
     words = _draw_words(canvas, numbers, "Input words")
     width = (_LEFT - 14) / 2
     query, key, value = (
@@ -56,7 +56,7 @@ def draw_plain_attention(canvas: Canvas, numbers: LayerNumbers, head: int) -> st
 
 
 def draw_plain_heads(canvas: Canvas, numbers: LayerNumbers, projection: tuple[int, int] | None, parameters: int) -> str:
-    """Draw it; returns the description. ``projection`` is the last linear layer's (in, out), or None."""
+    """Draw all heads; returns the description. ``projection`` is the last linear layer's (in, out), or None."""
     words = _draw_words(canvas, numbers, "Input Embeddings")
     columns, middle = columns_of(numbers.heads), _WIDE / 2
     top = words.bottom + 64

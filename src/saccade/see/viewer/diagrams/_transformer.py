@@ -74,7 +74,7 @@ def _rank(part: DiagramPart) -> int:
 
 
 def draw_transformer(canvas: Canvas, module: nn.Module, title: str) -> tuple[str, int]:
-    """Draw it; returns the description and the sum of the drawn parameters."""
+    """Draw the transformer; returns the description and the sum of the drawn parameters."""
     parts = tree_of(module)
     flow = flow_of(parts)
     total = sum(part.total() for part in parts)

@@ -125,7 +125,7 @@ def probed_pairs(config: MechanismConfig) -> np.ndarray:
 
 
 def draw_variants(canvas: Canvas, variants: Sequence[Variant]) -> str:
-    """Draw them in rows of five; returns the description."""
+    """Draw the variants in rows of five; returns the description."""
     columns = min(_COLUMNS, len(variants))
     alone = len(variants) == 1 and variants[0].pairs is not None
     side = 2 * _SIDE if alone else _SIDE

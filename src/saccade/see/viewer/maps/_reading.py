@@ -136,7 +136,7 @@ def judged(made: MapCall, call: ObservedCall) -> dict[tuple[str, int], list[str]
 
 
 def _tell(run: Run, look: Look) -> None:
-    """Add the findings of a look at their tokens, and the head that it shows."""
+    """Add to the run the findings of a look, at their tokens, and the head that the look shows."""
     words = look.seen.words
     run.shown = (str(look.layer), look.head)
     run.findings = [

@@ -90,7 +90,7 @@ def _check_watched(all_of_them: bool, models: Sequence[Any], reading: TextReadin
 
 
 def _check_looks(subjects: Sequence[Any]) -> None:
-    """ValueError for a look at another model than the embedded one, which a look does not hold."""
+    """ValueError for a look of another model than the embedded one: a look does not hold its model."""
     for look in subjects:
         if isinstance(look, Look) and look.model != EMBEDDED:
             raise ValueError(f"model: the look is of {look.model}, which it does not hold; pass view(look, model=...)")

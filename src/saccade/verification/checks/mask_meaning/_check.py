@@ -198,7 +198,7 @@ def _inputs(subject: Subject, batch: int, square: bool) -> NamedInputs:
 
 
 def _expanded(whole: Tensor, mask: MaskReading, inputs: NamedInputs, subject: Subject) -> Tensor:
-    """Expanded along the argument's own axes."""
+    """The mask expanded along the axes that the argument has."""
     sizes = {"B": inputs.batch, "H": subject.reading.heads or 1, "Q": inputs.length, "K": inputs.key_length}
     shape = [sizes[letter] if letter in mask.axes else 1 for letter in "BHQ"]
     return whole[:, :, :1].expand(*shape, -1) if "Q" not in mask.axes else whole.expand(*shape, -1)

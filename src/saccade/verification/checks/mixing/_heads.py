@@ -112,7 +112,7 @@ def _first_along(position: Tensor, axis: int) -> Tensor:
 
 
 def heads(wiring: AttentionWiring) -> HeadLayout | None:
-    """The heads, where each has channels of its own; None where they cannot be told apart."""
+    """The heads, if each has its own channels; None if they cannot be distinguished."""
     row = wiring.rows[-1]
     reached = row.made_from.any(1)  # (N, C)
     labels = row.made_from.any(0).sum(0)  # (C,) positions that a channel counts at

@@ -147,7 +147,7 @@ def _check_taken(target: Any, given: Mapping[str, Any]) -> None:
 
 
 def _with_flag(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
-    """The reading with the argument that makes it causal, where a call takes it."""
+    """The reading with the argument that makes the target causal, if a call accepts it."""
     flag = next((argument.name for argument in clues.of("flag", given=False)), None)
     if flag is None or is_pytorch(clues.target):
         return reading

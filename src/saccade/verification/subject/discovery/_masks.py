@@ -234,7 +234,7 @@ class _MaskTrial:
         return after is not None and bool(differs(self.plain, after)[..., self._rows(at), :].any())
 
     def _rows(self, at: int) -> list[int]:
-        """The queries that are looked at: not the hidden key's own, nor the first, which a causal one leaves little."""
+        """The queries to compare: not the hidden key's own, nor the first two, which see few keys if causal."""
         return [row for row in range(2, self.inputs.length - 1) if self.crossed or row != at]
 
     def _adds(self, mask: MaskReading) -> bool:
@@ -282,7 +282,7 @@ class _MaskTrial:
 
 
 def _lengths(trials: TargetTrials, reading: Reading) -> Iterator[TrialSizes]:
-    """More keys than queries, where the target takes them, so that a mask's axes are told apart; then as many."""
+    """Sizes with more keys than queries, if the target accepts them, to distinguish a mask's axes; then equal sizes."""
     same = sizes_for(reading)
     if reading.form in ("cross", "qkv", "attention"):
         more = replace(same, key_length=same.length + 4)
