@@ -5,7 +5,7 @@
         attention_weights, statistics           weights of chosen rows; entropy, masses and norms of all
         explain                                 which backend a call takes, and why
         Causal, Window, Padding, Documents ...  masks as values: combine them with & | ~
-        ALiBi, RelativeBias, Dropout            biases and dropout as values
+        ALiBi, RelativeBias, Score, Dropout     biases, score functions and dropout as values
         accelerate                              any PyTorch model on Saccade's CPU kernels
     Build and train models
         nn, positions, batching                 modules, blocks, stacks, caches; positions; padding and packing
@@ -61,6 +61,7 @@ __all__ = [
     "Prefix",
     "RandomBlocks",
     "RelativeBias",
+    "Score",
     "Statistics",
     "Strided",
     "Tile",
@@ -111,6 +112,7 @@ _HOMES = {  # of all names but the masks
     "Dropout": "operator._dropout",
     "Plan": "operator._explain",
     "RelativeBias": "operator._biases",
+    "Score": "operator._scores",
     "Statistics": "operator._statistics",
     "accelerate": "acceleration",
     "attention": "operator._attention",
@@ -213,6 +215,7 @@ if TYPE_CHECKING:
         Tile,
         Window,
     )
+    from .operator._scores import Score
     from .operator._statistics import Statistics, statistics
     from .operator._weights import attention_weights
     from .see.attribution import attribute, head_importance, patching, why_attends

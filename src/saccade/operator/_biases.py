@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -40,11 +40,12 @@ class Span:
 
 
 Parts = list[list["Tensor | None"]]  # [row block][key block]
+P = TypeVar("P", bound="PlacedBias")
 Placement = int | Tensor  # (B,) int64: query row i stands at key index i + placement
 
 
 class Bias:
-    """A value added to the logits after scale and softcap. Abstract; see `ALiBi` and `RelativeBias`.
+    """A value added to the logits after scale and softcap. Abstract; see `ALiBi`, `RelativeBias` and `Score`.
 
     It holds the caller's parameter itself, not a copy: what an optimizer does to it is seen by the next call.
     """
@@ -146,13 +147,10 @@ def _join(cells: list[Tensor], dim: int, size: int) -> Tensor:
     return torch.stack(cells).sum(0) if size == 1 else torch.cat(cells, dim)
 
 
-class RelativeScores(Bias):
-    """A bias that depends on `j - position(i)` alone. Abstract: a subclass says the score of a distance.
+class PlacedBias(Bias):
+    """A bias that depends on where queries stand among the keys. Abstract."""
 
-    A tile of r x c pairs has only r + c - 1 distances: they are scored once and laid out along the diagonals.
-    """
-
-    def at(self, offset: int | Sequence[int] | Tensor) -> RelativeScores:
+    def at(self: P, offset: int | Sequence[int] | Tensor) -> P:
         """The same bias with query row i standing at key index `i + offset`; an int, or one per batch item (B,).
 
         Without it a bias follows the mask's placement, or bottom-right (`Lk - Lq`) where there is none.
@@ -171,6 +169,17 @@ class RelativeScores(Bias):
             raise ValueError(f"bias.at: offset must be an int or ints (B,), got shape {table.shape}")
         placed.offset = int(table.host[0]) if table.shape == (1,) else table.values
         return placed
+
+    def _check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
+        if isinstance(self.offset, Tensor) and self.offset.shape[0] != batch:
+            raise ValueError(f"bias: placed by {self.offset.shape[0]} offsets, expected one per batch item ({batch})")
+
+
+class RelativeScores(PlacedBias):
+    """A bias that depends on `j - position(i)` alone. Abstract: a subclass says the score of a distance.
+
+    A tile of r x c pairs has only r + c - 1 distances: they are scored once and laid out along the diagonals.
+    """
 
     def _score(self, parameter: Tensor, distance: Tensor) -> Tensor:
         """(H, n) from distances `j - position(i)` (n,)."""
@@ -205,10 +214,6 @@ class RelativeScores(Bias):
         if distance.shape[0] == 1:
             cotangent = cotangent.sum(0, keepdim=True)
         return self._pull_score(cotangent.transpose(0, 1).flatten(1), parameter, distance.flatten())
-
-    def _check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
-        if isinstance(self.offset, Tensor) and self.offset.shape[0] != batch:
-            raise ValueError(f"bias: placed by {self.offset.shape[0]} offsets, expected one per batch item ({batch})")
 
 
 def _neighbours(rows: Span, keys: Span) -> bool:
@@ -379,6 +384,43 @@ class RelativeBias(RelativeScores):
         return f"RelativeBias({self.count} buckets, {way}, max_distance={self.max_distance})"
 
 
+class RelativeLine(RelativeScores):
+    """A score for each head and distance: (Hq, n), from distance `first` on. What a `Score` of distances becomes."""
+
+    _head_axis = 0
+
+    def __init__(self, line: Tensor, first: int) -> None:
+        self.parameter, self.first = line, first
+
+    def _entries(self, parameter: Tensor, distance: Tensor) -> Tensor:
+        return (distance - self.first).clamp(0, max(parameter.shape[1] - 1, 0))
+
+    def _value(self, parameter: Tensor, head: Tensor, distance: Tensor) -> Tensor:
+        return parameter[head, self._entries(parameter, distance)]
+
+    def _score(self, parameter: Tensor, distance: Tensor) -> Tensor:
+        return parameter.index_select(1, self._entries(parameter, distance))
+
+    def _pull_score(self, cotangent: Tensor, parameter: Tensor, distance: Tensor) -> Tensor:
+        heads, n = parameter.shape
+        places = self._entries(parameter, distance) + n * torch.arange(heads, device=distance.device)[:, None]
+        flat = cotangent.new_zeros(heads * n)
+        if flat.device.type == "cpu":  # along one axis PyTorch adds in order
+            return flat.index_add(0, places.flatten(), cotangent.flatten()).view(heads, n)
+        return flat.index_put((places.flatten(),), cotangent.flatten(), accumulate=True).view(heads, n)
+
+    def _part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
+        return parameter if heads is None else parameter.index_select(0, heads)
+
+    def _check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
+        super()._check(batch, heads, length_q, length_k)
+        if self.parameter.shape[0] != heads:
+            raise ValueError(f"bias: scores of distances for {self.parameter.shape[0]} heads, expected {heads}")
+
+    def __repr__(self) -> str:
+        return f"Score(of distances {self.first} to {self.first + self.parameter.shape[1] - 1})"
+
+
 def _parameter(tensor: Tensor, name: str, rank: int, shape: str) -> Tensor:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -394,7 +436,7 @@ def as_bias(bias: Tensor | Bias | None) -> Bias | None:
     if bias is None or isinstance(bias, Bias):
         return bias
     if not isinstance(bias, Tensor):
-        raise TypeError(f"bias must be a tensor, ALiBi or RelativeBias, got {type(bias).__name__}")
+        raise TypeError(f"bias must be a tensor, ALiBi, RelativeBias or Score, got {type(bias).__name__}")
     if bias.dtype == torch.bool:
         raise TypeError("bias holds additive scores; a boolean tensor (True = attend) goes into mask=")
     if not bias.is_floating_point():

@@ -132,6 +132,7 @@ class CheckedCall(AttentionCall):
     scale: float = 1.0
     dropout: Dropout | None = None
     needs_lse: bool = False
+    score: str | None = None  # what a `Score` became in this call, for `explain`
 
     def settings(self, kind: Callable[..., S], *more: Any) -> S:
         """A `CallSettings`, or one of a derived class with what that has besides."""
@@ -174,7 +175,7 @@ class CheckedCall(AttentionCall):
         """
         if self.bias is not None and self.bias.offset is not None:
             return self.bias.offset
-        return _standing(self.mask, self.length_k - self.length_q, self.device)
+        return standing(self.mask, self.length_k - self.length_q, self.device)
 
     @property
     def transformed(self) -> bool:
@@ -203,7 +204,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
-def _standing(mask: Mask | None, unplaced: int | None, device: torch.device) -> Placement:
+def standing(mask: Mask | None, unplaced: int | None, device: torch.device) -> Placement:
     """Query row i stands at key index `i + result`, by the mask's placement or, without one, `unplaced`."""
     found = _stands_at(mask, unplaced, device)
     if found is None:

@@ -15,6 +15,8 @@ from ._call import CheckedCall
 from ._dropout import Dropout, as_dropout
 from ._masks import Mask, as_mask
 from ._masks._data import dense, plain
+from ._score_binding import ScoreProblem, bind
+from ._scores import Score
 
 _ONE_IN_BFLOAT16 = 0x3F80
 _INSIDE = ("saccade.", "torch.nn.modules.")  # calls of a module pass through the latter
@@ -41,18 +43,22 @@ def make_call(
     mask = as_mask(mask)
     if mask is not None:
         mask.check(batch, heads, length_q, length_k, query.device)
-    checked_bias = _check_bias(bias, query, length_k)
+    scaling, cap, description = _scale(scale, width), _softcap(softcap), None
+    if isinstance(bias, Score):
+        problem = ScoreProblem(query, length_k, mask, scaling, cap, bias.offset)
+        bias, scaling, cap, description = bind(bias, problem)
     return CheckedCall(
         query,
         key,
         value,
         mask,
-        checked_bias,
-        _scale(scale, width),
-        _softcap(softcap),
+        _check_bias(bias, query, length_k),
+        scaling,
+        cap,
         _sink(sink, query),
         as_dropout(dropout),
         needs_lse=needs_lse,
+        score=description,
     )
 
 

@@ -36,6 +36,7 @@ class Plan:
             it, and then `refused` says why.
         empty_rows: how many rows see no key, and of how many, over the batch items and heads that the mask tells apart;
             (0, 0) without a mask, and where it would take long to count them.
+        score: what a `Score` became in this call; None without one.
 
     Example:
         >>> import torch, saccade
@@ -55,6 +56,7 @@ class Plan:
     lacks: tuple[str, ...] = ()
     instructions: str | None = None
     empty_rows: tuple[int, int] = (0, 0)
+    score: str | None = None
 
     def __str__(self) -> str:
         lines = [
@@ -62,6 +64,8 @@ class Plan:
             f"  computes {self.work:.1%} of the Lq x Lk pairs, {self.flops / 1e9:.3g} GFLOP forward",
             f"  about {self.peak_bytes / 2**20:.3g} MiB of extra memory, output included",
         ]
+        if self.score is not None:
+            lines.append(f"  Score: {self.score}")
         if self.empty_rows[0]:
             empty, rows = self.empty_rows
             lines.append(
@@ -128,6 +132,7 @@ def explain(
         costs.lacks,
         _kernels.instructions(),
         _empty_rows(call),
+        call.score,
     )
 
 

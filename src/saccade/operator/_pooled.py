@@ -20,7 +20,7 @@ from torch import Tensor
 from ._backends.native import _pooled as native
 from ._biases import Span
 from ._call import CallSettings, CheckedCall, without_autocast
-from ._tiles import TileProblem, logits_of, look
+from ._tiles import TileProblem, logits_of, look, shown
 
 _CELLS, _KEYS = 2**20, 4096  # scores, and keys, that are formed at once in plain PyTorch
 
@@ -169,17 +169,18 @@ class _HeadTiles:
         (q, bad_q), (k, bad_k) = (
             self.problem.block(tensor, Span(0, tensor.shape[2], tensor.new_empty(0))) for tensor in (query, key)
         )
-        scores = self.problem.bias_tile(parameter, row_span, key_span)
+        scores = self.problem.bias_tiles(parameter, row_span, key_span)
         kind = "partial" if self._kind(part, keys) != "full" else "full"
         sight = look(self.problem, row_span, key_span, kind, scores, (bad_q, bad_k, None), 1)
         with without_autocast(call.device):
-            found = logits_of(self.problem, sight, q, k, scores)[0][0, 0]
+            logits, _ = logits_of(self.problem, sight, q, k, scores)
+        found, allowed = logits[0, 0], shown(self.problem, scores, logits)
         if sight.visible is None:
             seen = torch.ones_like(found, dtype=torch.bool)
         else:
             seen = sight.visible[0, 0].expand(found.shape)
-        if scores is not None:
-            seen = seen & (scores[0, 0].expand(found.shape) != float("-inf"))
+        if allowed is not None:
+            seen = seen & allowed[0, 0].expand(found.shape)
         return found, seen
 
 

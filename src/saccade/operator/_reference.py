@@ -1,6 +1,6 @@
 """The meaning of attention: dense, slow, obvious. Specification and oracle of every other backend.
 
-    s_ij  = softcap(scale q_i.k_j) + bias_ij                       softcap(x) = c tanh(x / c)
+    s_ij  = softcap(scale q_i.k_j) + bias_ij                       softcap(x) = c tanh(x / c), then a `Score`
     p_ij  = exp(s_ij) / (exp(sink) + sum_j' exp(s_ij'))            over the keys j' that query i sees
     out_i = sum_j p_ij m_ij v_j                                    m_ij in {0, 1 / (1 - p)} with dropout
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from ._biases import Span, TensorBias
 from ._call import CheckedCall, add_sink, without_autocast
 from ._costs import Costs, wide_bytes
+from ._scores import ModifiedScores, leaves_of
 
 NEGATIVE = float("-inf")
 
@@ -35,7 +36,7 @@ def run(call: CheckedCall) -> tuple[Tensor, Tensor]:
     """out (B, Hq, Lq, Dv) in the input dtype, lse (B, Hq, Lq) in the accumulator's."""
     with without_autocast(call.device):
         seen, bias = _seen_and_bias(call)
-        logits = torch.where(seen, _logits(call, seen) + bias, NEGATIVE)
+        logits = torch.where(seen, _logits(call, seen, bias), NEGATIVE)
         top = logits.detach().amax(-1) if call.length_k else logits.new_full(logits.shape[:3], NEGATIVE)
         pivot = torch.where(top == NEGATIVE, 0.0, top)
         weights = torch.exp(logits - pivot[..., None])
@@ -55,7 +56,7 @@ def _seen_and_bias(call: CheckedCall) -> tuple[Tensor, Tensor]:
         seen = torch.ones(shape, dtype=torch.bool, device=call.device)
     else:
         seen = call.mask.dense(call.length_q, call.length_k, device=call.device).expand(shape)
-    if call.bias is None:
+    if call.bias is None or isinstance(call.bias, ModifiedScores):
         return seen, torch.zeros((), dtype=call.accumulator, device=call.device)
     # Pair by pair, not along diagonals: this is the specification of that, too.
     rows = Span(0, call.length_q, torch.arange(call.length_q, device=call.device), unbroken=False)
@@ -66,13 +67,22 @@ def _seen_and_bias(call: CheckedCall) -> tuple[Tensor, Tensor]:
     return seen, torch.where(seen, bias, 0.0)
 
 
-def _logits(call: CheckedCall, visible: Tensor) -> Tensor:
-    """softcap(scale q.k), computed only for visible pairs."""
+def _logits(call: CheckedCall, visible: Tensor, bias: Tensor) -> Tensor:
+    """softcap(scale q.k) + bias, or what a `Score` makes of it, computed only for visible pairs."""
     key = call.key.repeat_interleave(call.heads // call.kv_heads, dim=1)
     query = torch.where(visible[..., None], call.query[:, :, :, None].to(call.accumulator), 0.0)
     key = torch.where(visible[..., None], key[:, :, None].to(call.accumulator), 0.0)
     logits = call.scale * (query * key).sum(-1)
-    return logits if call.softcap is None else call.softcap * torch.tanh(logits / call.softcap)
+    logits = logits if call.softcap is None else call.softcap * torch.tanh(logits / call.softcap)
+    return _modified(call.bias, call, logits, visible) if isinstance(call.bias, ModifiedScores) else logits + bias
+
+
+def _modified(bias: ModifiedScores, call: CheckedCall, scores: Tensor, visible: Tensor) -> Tensor:
+    heads, rows, keys = (torch.arange(size, device=call.device) for size in (call.heads, call.length_q, call.length_k))
+    origin = 0 if call.mask is None else call.mask._origin()[1]
+    leaves = leaves_of((0, call.batch), heads, rows + origin, keys + origin, call.placement)
+    loads = bias._loads(bias.parameter, leaves, visible, call.accumulator)
+    return bias._apply(scores, loads, leaves, visible)
 
 
 def _weighted_values(call: CheckedCall, visible: Tensor, weights: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ._biases import Span, TensorBias
 from ._call import CallSettings, CheckedCall, accumulator_of
+from ._scores import Leaves, ModifiedScores, leaves_of
 
 # Tile sizes depend on nothing in the call: a sample's bits must not depend on its batch mates.
 ROWS, KEYS = 256, 256
@@ -22,6 +23,7 @@ ROWS, KEYS = 256, 256
 GROUP = 2**22
 
 NEGATIVE = float("-inf")
+Tensors = tuple[Tensor, ...]
 PARAMETER = 3  # where a bias's parameter, or its gradient, stands among tensors: after query, key and value
 
 
@@ -36,6 +38,7 @@ class TileProblem(CallSettings):
     guarded: bool = False
     rows: tuple[int, ...] | None = None  # query rows, None: all
     heads: tuple[int, ...] | None = None  # query heads, None: all
+    head_count: int = 0  # query heads of the call
     batch: tuple[int, int] = (0, 0)
     pulls_bias: bool = True  # whether anyone asks for the parameter's gradient
 
@@ -58,6 +61,7 @@ class TileProblem(CallSettings):
             accumulator_of(query),
             query.device,
             batch=(0, query.shape[0]),
+            head_count=query.shape[1],
         )
 
     def group(self, start: int, stop: int) -> TileProblem:
@@ -127,11 +131,22 @@ class TileProblem(CallSettings):
             bits = bits[self.batch[0] : self.batch[1]]
         return bits[:, list(self.heads)] if self.heads is not None and bits.shape[1] > 1 else bits
 
-    def bias_tile(self, parameter: Tensor | None, rows: Span, keys: Span) -> Tensor | None:
-        """The bias's scores (B|1, H|1, r, c) in the accumulator's dtype."""
+    def bias_tiles(self, parameter: Tensor | None, rows: Span, keys: Span, kind: str = "partial") -> Tensors:
+        """What the tile needs of the bias, linear in its parameter, in the accumulator's dtype.
+
+        The scores (B|1, H|1, r, c) of a bias that is added; the entries that a `Score` loads; nothing without a bias.
+        """
         if self.bias is None or parameter is None:
-            return None
-        return self.bias._tile(parameter, rows, keys, self.placement, self.dtype)
+            return ()
+        if isinstance(self.bias, ModifiedScores):
+            return self.bias._loads(parameter, self.leaves(rows, keys), self.visible(rows, keys, kind), self.dtype)
+        return (self.bias._tile(parameter, rows, keys, self.placement, self.dtype),)
+
+    def leaves(self, rows: Span, keys: Span) -> Leaves:
+        """Batch item, head, query position and key index of a tile, as a `Score` gets them."""
+        heads = torch.arange(self.head_count) if self.heads is None else torch.tensor(self.heads, dtype=torch.int64)
+        key = 0 if self.mask is None else self.mask._origin()[1]
+        return leaves_of(self.batch, heads.to(self.device), rows.index + key, keys.index + key, self.placement)
 
     def dropped(self, rows: Span, keys: Span, heads: int) -> Tensor | None:
         """The dropout factor of each weight, (B, Hq, r, c), by absolute indices; None without dropout."""
@@ -160,6 +175,7 @@ class TileVisibility:
     factor: Tensor | None  # dropout, (B, Hq, r, c)
     marks: Tensor | None  # logits that a non-finite query or key went into, (B, Hq, r, c)
     bad_v: Tensor | None  # (B, Hkv, c, Dv)
+    leaves: Leaves | None = None  # of a `Score`
 
     def only(self, tile: Tensor) -> Tensor:
         """The tile where visible, 0 elsewhere, whatever stood there."""
@@ -171,36 +187,83 @@ def look(
     rows: Span,
     keys: Span,
     kind: str,
-    scores: Tensor | None,
+    scores: Tensors,
     bad: tuple[Tensor | None, ...],
     heads: int,
 ) -> TileVisibility:
-    """The visibility of a tile: `scores` is its bias, `bad` where its queries, keys and values are not finite."""
+    """The visibility of a tile: `scores` are of its bias, `bad` where its queries, keys and values are not finite."""
     visible = problem.visible(rows, keys, kind)
     bad_q, bad_k, bad_v = bad
     marks = None
     if bad_q is not None and bad_k is not None:
         marks = any_in(bad_q)[..., :, None] | spread(any_in(bad_k), heads)[..., None, :]
-        if scores is not None and isinstance(problem.bias, TensorBias):
+        if scores and isinstance(problem.bias, TensorBias):
             # Not only its value: whatever stands behind a -inf must not be read either. At the tile's size, because a
             # broadcast bias speaks of every key, and who reads `visible` counts them.
-            allowed = (scores.detach() != NEGATIVE).expand(-1, -1, len(rows), len(keys))
+            allowed = (scores[0].detach() != NEGATIVE).expand(-1, -1, len(rows), len(keys))
             visible = allowed if visible is None else visible & allowed
-    return TileVisibility(visible, problem.dropped(rows, keys, heads), marks, bad_v)
+    leaves = problem.leaves(rows, keys) if isinstance(problem.bias, ModifiedScores) else None
+    return TileVisibility(visible, problem.dropped(rows, keys, heads), marks, bad_v, leaves)
+
+
+@dataclass(frozen=True)
+class LogitsDerivative:
+    """The derivative of a tile's logits with respect to `scale q.k` and to the tiles of its bias."""
+
+    tanh: Tensor | None  # of the capped products
+    modified: Callable[..., Tensor] | None  # (score, *tiles) to the logits of a `Score`; None: tiles are added
+    score: Tensor
+    tiles: Tensors
+
+    def pull(self, d_logits: Tensor) -> tuple[Tensor, Tensors]:
+        """Cotangents of the products and of the bias's tiles."""
+        d_score, d_tiles = d_logits, tuple(d_logits for _ in self.tiles)
+        if self.modified is not None:
+            d_score, *loads = torch.func.vjp(self.modified, self.score, *self.tiles)[1](d_logits)
+            d_tiles = tuple(loads)
+        return (d_score if self.tanh is None else d_score * (1 - self.tanh * self.tanh)), d_tiles
+
+    def push(self, d_products: Tensor, d_tiles: Tensors) -> Tensor:
+        """The tangent of the logits."""
+        d_score = d_products if self.tanh is None else d_products * (1 - self.tanh * self.tanh)
+        if self.modified is None:
+            return d_score + d_tiles[0] if d_tiles else d_score
+        # The transpose of the transpose: nested forward mode is not supported by PyTorch inside a dual level.
+        logits, transpose, *_ = torch.func.vjp(self.modified, self.score, *self.tiles)
+        _, again, *_ = torch.func.vjp(transpose, torch.zeros_like(logits))
+        moved: Tensor = again((d_score, *d_tiles))[0]
+        return moved
 
 
 def logits_of(
-    problem: TileProblem, sight: TileVisibility, query: Tensor, key: Tensor, scores: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Masked logits (B, Hq, r, c), -inf where nothing is seen, and tanh of the capped ones (for their derivative)."""
+    problem: TileProblem, sight: TileVisibility, query: Tensor, key: Tensor, scores: Tensors
+) -> tuple[Tensor, LogitsDerivative]:
+    """Masked logits (B, Hq, r, c), -inf where nothing is seen, and their derivative."""
     logits, tanh = products(query * problem.scale, key), None
     if problem.softcap is not None:
         tanh = torch.tanh(logits / problem.softcap)
         logits = problem.softcap * tanh
-    if scores is not None:
-        logits = logits + scores
-    logits = poison(logits, sight.marks)
-    return (logits if sight.visible is None else torch.where(sight.visible, logits, NEGATIVE)), tanh
+    score, modified, bias = logits, None, problem.bias
+    if isinstance(bias, ModifiedScores):
+        leaves = sight.leaves
+        assert leaves is not None
+        score = poison(score, sight.marks)
+
+        def modified(score: Tensor, *loads: Tensor) -> Tensor:
+            return bias._apply(score, loads, leaves, sight.visible)
+
+        logits = modified(score, *scores)
+    else:
+        logits = poison(logits + scores[0] if scores else logits, sight.marks)
+    seen = logits if sight.visible is None else torch.where(sight.visible, logits, NEGATIVE)
+    return seen, LogitsDerivative(tanh, modified, score, scores)
+
+
+def shown(problem: TileProblem, scores: Tensors, logits: Tensor) -> Tensor | None:
+    """Which pairs the bias does not hide by -inf; None where there is no bias."""
+    if not isinstance(problem.bias, ModifiedScores):
+        return scores[0] != NEGATIVE if scores else None
+    return logits != NEGATIVE
 
 
 # --- grouped-query products ---------------------------------------------------------------------------------------

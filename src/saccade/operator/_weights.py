@@ -138,7 +138,7 @@ def _totals(problem: TileProblem, *given: Tensor | None) -> tuple[Tensor]:
         total, pivot = lse.new_zeros(*lse.shape[:2], len(rows)), _finite(lse)[:, :, rows.start : rows.stop]
         for _, keys, kind in problem.tiles(rows, key_spans):
             k, bad_k = problem.block(key, keys)
-            scores = problem.bias_tile(parameter, rows, keys)
+            scores = problem.bias_tiles(parameter, rows, keys)
             sight = look(problem, rows, keys, kind, scores, (bad_q, bad_k, None), q.shape[1])
             logits, _ = logits_of(problem, sight, q, k, scores)
             total = total + sight.only(torch.exp(logits - pivot[..., None])).sum(-1)
@@ -162,7 +162,7 @@ def _weights(
     rows = Span(0, count, row_ids, unbroken=problem.rows is None)
     keys = Span(0, length, key_ids, unbroken=at_keys is None)
     (q, bad_q), (k, bad_k) = problem.block(query, rows), problem.block(key, keys)
-    scores = problem.bias_tile(parameter, rows, keys)
+    scores = problem.bias_tiles(parameter, rows, keys)
     sight = look(problem, rows, keys, "partial", scores, (bad_q, bad_k, None), query.shape[1])
     logits, _ = logits_of(problem, sight, q, k, scores)
     shifted = logits - _finite(lse)[..., None]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...interception._hooks import hooked
 from ...operator._checks import make_call
-from ...operator._tiles import NEGATIVE, TileProblem, logits_of, look
+from ...operator._tiles import TileProblem, logits_of, look, shown
 from ...operator.nn import MultiHeadAttention, Observation
 from ...operator.nn.attention import weights_of
 from ...operator.nn.stacks import LayerObserver
@@ -242,12 +242,12 @@ def _logits(observation: Observation) -> Iterator[tuple[Tensor, Tensor | None]]:
         query, _ = problem.block(call.query, rows)
         for _, keys, kind in problem.tiles(rows, key_spans):
             key, _ = problem.block(call.key, keys)
-            scores = problem.bias_tile(parameter, rows, keys)
+            scores = problem.bias_tiles(parameter, rows, keys)
             sight = look(problem, rows, keys, kind, scores, (None, None, None), call.heads)
             logits, _ = logits_of(problem, sight, query, key, scores)
             counts = sight.visible
-            if scores is not None:
-                allowed = scores != NEGATIVE
+            allowed = shown(problem, scores, logits)
+            if allowed is not None:
                 counts = allowed if counts is None else counts & allowed
             yield logits, counts
 

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from .._biases import Span
 from .._masks import keys_seen
+from .._scores import Entries, ModifiedScores
 from .._tiles import (
     NEGATIVE,
     PARAMETER,
+    Tensors,
     TileProblem,
     TileVisibility,
     any_in,
@@ -35,8 +37,6 @@ from .._tiles import (
     spread,
     weigh,
 )
-
-Tensors = tuple[Tensor, ...]
 
 
 def backward(
@@ -118,10 +118,10 @@ def _unread(problem: TileProblem, lse: Tensor, d_query: Tensor, d_key: Tensor, d
 
 
 def _pull(problem: TileProblem, sight: TileVisibility, bad_do: Tensor | None) -> Callable[..., Tensors]:
-    """The tile's function (q, k, v, lse, delta, do[, scores]) -> (dq_i, dk_j, dv_j, ds)."""
+    """The tile's function (q, k, v, lse, delta, do, *scores) -> (dq_i, dk_j, dv_j, *dscores)."""
 
     def pull(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, d_out: Tensor, *scores: Tensor) -> Tensors:
-        logits, tanh = logits_of(problem, sight, q, k, scores[0] if scores else None)
+        logits, derivative = logits_of(problem, sight, q, k, scores)
         p = sight.only(torch.exp(logits - torch.where(lse == NEGATIVE, 0.0, lse)[..., None]))
         dp, row = products(d_out, v), None
         if sight.bad_v is not None and bad_do is not None:
@@ -135,8 +135,9 @@ def _pull(problem: TileProblem, sight: TileVisibility, bad_do: Tensor | None) ->
         ds = p * (dp - delta[..., None])
         if row is not None:
             ds, kept = sight.only(ds), sight.only(poison(kept, row))
-        dl = ds * problem.scale if tanh is None else ds * (problem.scale * (1 - tanh * tanh))
-        return weigh(dl, k), collect(dl, q, k.shape[1]), collect(kept, d_out, k.shape[1]), ds
+        dl, d_scores = derivative.pull(ds)
+        dl = dl * problem.scale
+        return weigh(dl, k), collect(dl, q, k.shape[1]), collect(kept, d_out, k.shape[1]), *d_scores
 
     return pull
 
@@ -157,9 +158,9 @@ def _visit(problem: TileProblem, inputs: tuple[Tensor | None, ...], visit: Visit
         lse_i, delta_i = _cut(lse, rows), _cut(delta, rows)
         for j, keys, kind in problem.tiles(rows, key_spans):
             (k, bad_k), (v, bad_v) = problem.block(key, keys), problem.block(value, keys)
-            scores = problem.bias_tile(parameter, rows, keys)
+            scores = problem.bias_tiles(parameter, rows, keys, kind)
             sight = look(problem, rows, keys, kind, scores, (bad_q, bad_k, bad_v), q.shape[1])
-            given = (q, k, v, lse_i, delta_i, do) if scores is None else (q, k, v, lse_i, delta_i, do, scores)
+            given = (q, k, v, lse_i, delta_i, do, *scores)
             visit(_pull(problem, sight, bad_do), given, rows, keys, i, j)
     return row_spans, key_spans
 
@@ -194,10 +195,10 @@ class _BiasSums:
         self.problem, self.parameter = problem, parameter
         self.parts: dict[tuple[int, int], Tensor] = {}
 
-    def add(self, i: int, j: int, cotangent: Tensor, rows: Span, keys: Span) -> None:
+    def add(self, i: int, j: int, cotangents: Tensors, rows: Span, keys: Span) -> None:
         bias = self.problem.bias
         if bias is not None and self.parameter is not None:
-            self.parts[i, j] = bias._pull(cotangent, self.parameter, rows, keys, self.problem.placement)
+            self.parts[i, j] = bias._pull(cotangents[0], self.parameter, rows, keys, self.problem.placement)
 
     def join(self, row_spans: list[Span], key_spans: list[Span]) -> Tensor:
         assert self.problem.bias is not None and self.parameter is not None
@@ -206,18 +207,48 @@ class _BiasSums:
         return self.problem.bias._gather(table, self.parameter, widths).to(self.parameter.dtype)
 
 
+class _LoadSums:
+    """The same of a `Score`: the entries that a block of rows loads are added at once, in order."""
+
+    def __init__(self, problem: TileProblem, parameter: Tensor) -> None:
+        self.problem, self.parameter = problem, parameter
+        self.total = torch.zeros_like(parameter, dtype=problem.dtype)
+        self.block, self.entries = 0, Entries([], [], [])
+
+    def add(self, i: int, j: int, cotangents: Tensors, rows: Span, keys: Span) -> None:
+        bias = self.problem.bias
+        assert isinstance(bias, ModifiedScores)
+        if i != self.block:
+            self._close(i)
+        leaves, visible = self.problem.leaves(rows, keys), self.problem.visible(rows, keys, "partial")
+        self.entries.extend(bias._pull_loads(cotangents, self.parameter, leaves, visible))
+
+    def _close(self, block: int) -> None:
+        self.total, self.block, self.entries = self.entries.added_to(self.total), block, Entries([], [], [])
+
+    def join(self, row_spans: list[Span], key_spans: list[Span]) -> Tensor:
+        self._close(0)
+        return self.total.to(self.parameter.dtype)
+
+
+def _bias_sums(problem: TileProblem, parameter: Tensor | None) -> _BiasSums | _LoadSums:
+    if isinstance(problem.bias, ModifiedScores) and parameter is not None:
+        return _LoadSums(problem, parameter)
+    return _BiasSums(problem, parameter)
+
+
 def _backward(problem: TileProblem, *inputs: Tensor | None, map_tile: Any = None) -> Tensors:
     """The backward pass; `map_tile(pull, arguments, rows, keys)` may stand in for the plain call of a tile."""
     query, key, value, parameter = inputs[:4]
-    dq, dk, dv, db = _BlockSums(), _BlockSums(), _BlockSums(), _BiasSums(problem, parameter)
+    dq, dk, dv, db = _BlockSums(), _BlockSums(), _BlockSums(), _bias_sums(problem, parameter)
 
     def visit(pull: Any, given: Tensors, rows: Span, keys: Span, i: int, j: int) -> None:
-        dq_i, dk_j, dv_j, ds = pull(*given) if map_tile is None else map_tile(pull, given, rows, keys)
+        dq_i, dk_j, dv_j, *d_scores = pull(*given) if map_tile is None else map_tile(pull, given, rows, keys)
         dq.add(i, dq_i)
         dk.add(j, dk_j)
         dv.add(j, dv_j)
         if problem.pulls_bias:
-            db.add(i, j, ds, rows, keys)
+            db.add(i, j, tuple(d_scores), rows, keys)
 
     row_spans, key_spans = _visit(problem, inputs, visit)
     grads = dq.join(row_spans, query), dk.join(key_spans, key), dv.join(key_spans, value)
@@ -239,9 +270,7 @@ def _backward_tangent(problem: TileProblem, *given: Tensor | None) -> Tensors:
     def map_tile(pull: Any, arguments: Tensors, rows: Span, keys: Span) -> Tensors:
         places = ((query, rows), (key, keys), (value, keys), (lse, rows), (delta, rows), (d_out, rows))
         moved = [_cut(tensor, span).to(problem.dtype) for tensor, span in places]
-        scores = problem.bias_tile(parameter, rows, keys)
-        if scores is not None:
-            moved.append(scores)
+        moved += problem.bias_tiles(parameter, rows, keys)
         values, transpose, *_ = torch.func.vjp(pull, *arguments)
         _, again, *_ = torch.func.vjp(lambda *u: transpose(u), *(torch.zeros_like(x) for x in values))
         return again(tuple(moved))
@@ -253,19 +282,20 @@ def _double_backward(problem: TileProblem, *given: Tensor | None) -> Tensors:
     """Cotangents of (q, k, v[, parameter], lse, delta, do) from those of (dq, dk, dv[, dparameter])."""
     inputs, cotangents = given[:7], given[7:]
     query, key, value, parameter, lse, delta, d_out = inputs
-    sums, db = [_BlockSums() for _ in range(6)], _BiasSums(problem, parameter)
+    sums, db = [_BlockSums() for _ in range(6)], _bias_sums(problem, parameter)
 
     def visit(pull: Any, arguments: Tensors, rows: Span, keys: Span, i: int, j: int) -> None:
-        (_, _, _, ds), transpose, *_ = torch.func.vjp(pull, *arguments)
+        (_, _, _, *d_scores), transpose, *_ = torch.func.vjp(pull, *arguments)
         up = [_cut(c, s).to(problem.dtype) for c, s in zip(cotangents[:3], (rows, keys, keys), strict=True)]
-        # <c, pull(ds)> = <tile(c), ds>: the bias is linear in its parameter.
-        shift = problem.bias_tile(cotangents[PARAMETER], rows, keys)
-        up.append(torch.zeros_like(ds) if shift is None else shift.expand_as(ds))
+        # <c, pull(ds)> = <tile(c), ds>: the bias's tiles are linear in its parameter.
+        shifts = problem.bias_tiles(cotangents[PARAMETER], rows, keys)
+        up += [shift.expand_as(ds) for shift, ds in zip(shifts, d_scores, strict=False)]
+        up += [torch.zeros_like(ds) for ds in d_scores[len(shifts) :]]
         back = transpose(tuple(up))
         for total, part, number in zip(sums, back, (i, j, j, i, i, i), strict=False):
             total.add(number, part)
         if len(back) > len(sums):
-            db.add(i, j, back[-1], rows, keys)
+            db.add(i, j, back[len(sums) :], rows, keys)
 
     row_spans, key_spans = _visit(problem, inputs, visit)
     spans = (row_spans, key_spans, key_spans, row_spans, row_spans, row_spans)
@@ -303,16 +333,13 @@ def tangent(
         for _, keys, kind in problem.tiles(rows, key_spans):
             (k, bad_k), (v, bad_v) = problem.block(key, keys), problem.block(value, keys)
             (dk, bad_dk), (dv, bad_dv) = problem.block(d_key, keys), problem.block(d_value, keys)
-            scores = problem.bias_tile(parameter, rows, keys)
+            scores = problem.bias_tiles(parameter, rows, keys, kind)
             bad = _either(bad_q, bad_dq), _either(bad_k, bad_dk), _either(bad_v, bad_dv)
             sight = look(problem, rows, keys, kind, scores, bad, q.shape[1])
-            logits, tanh = logits_of(problem, sight, q, k, scores)
+            logits, derivative = logits_of(problem, sight, q, k, scores)
             p = sight.only(torch.exp(logits - torch.where(empty, 0.0, lse_i)[..., None]))
-            ds = (products(dq, k) + products(q, dk)) * problem.scale
-            if tanh is not None:
-                ds = ds * (1 - tanh * tanh)
-            moved = problem.bias_tile(d_parameter, rows, keys)
-            ds = sight.only(ds if moved is None else ds + moved)
+            moved = (products(dq, k) + products(q, dk)) * problem.scale
+            ds = sight.only(derivative.push(moved, problem.bias_tiles(d_parameter, rows, keys, kind)))
             t = t + (p * ds).sum(-1)
             kept = p if sight.factor is None else p * sight.factor
             u = u + weigh(kept * ds, v) + weigh(kept, dv)

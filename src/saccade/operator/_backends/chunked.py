@@ -129,7 +129,7 @@ def _forward_rows(
     summed = q.new_zeros(*q.shape[:3], value.shape[3])
     for _, keys, kind in problem.tiles(rows, key_spans):
         (k, bad_k), (v, bad_v) = problem.block(key, keys), problem.block(value, keys)
-        scores = problem.bias_tile(parameter, rows, keys)
+        scores = problem.bias_tiles(parameter, rows, keys, kind)
         sight = look(problem, rows, keys, kind, scores, (bad_q, bad_k, bad_v), q.shape[1])
         logits, _ = logits_of(problem, sight, q, k, scores)
         higher = torch.maximum(top, logits.amax(-1))

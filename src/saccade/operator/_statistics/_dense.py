@@ -11,6 +11,7 @@ from torch import Tensor
 from .._biases import Placement
 from .._call import CheckedCall
 from .._reference import _logits, _seen_and_bias
+from .._scores import ModifiedScores
 from ._places import positions
 from ._request import StatisticsRequest
 from ._rows import RowStatistics
@@ -24,7 +25,9 @@ def refuses(call: CheckedCall, asked: StatisticsRequest) -> str | None:
 def rows(call: CheckedCall, asked: StatisticsRequest, standing: Placement, first: Tensor) -> RowStatistics:
     seen, bias = _seen_and_bias(call)
     seen = seen & (bias != -torch.inf)
-    logits = torch.where(seen, _logits(call, seen) + bias, -torch.inf)
+    logits = torch.where(seen, _logits(call, seen, bias), -torch.inf)
+    if isinstance(call.bias, ModifiedScores):
+        seen = seen & (logits != -torch.inf)
     empty = ~(logits != -torch.inf).any(-1)
     spoiled = ~empty & (torch.isnan(logits) | (logits == torch.inf)).any(-1)
     log_p, sink, lse = _softmax(call, logits, empty, spoiled)

@@ -15,7 +15,8 @@ from torch import Tensor
 from .. import _tiles
 from .._biases import Placement, Span
 from .._call import CheckedCall
-from .._tiles import NEGATIVE, TileProblem, logits_of, look
+from .._scores import ModifiedScores
+from .._tiles import NEGATIVE, TileProblem, logits_of, look, shown
 from ._request import StatisticsRequest
 from ._rows import RowStatistics
 
@@ -55,12 +56,13 @@ class TileWalk:
         q, bad_q = problem.block(self.query, rows)
         for _, keys, kind in problem.tiles(rows, key_spans):
             k, bad_k = problem.block(self.key, keys)
-            scores = problem.bias_tile(self.parameter, rows, keys)
+            scores = problem.bias_tiles(self.parameter, rows, keys, kind)
             sight = look(problem, rows, keys, kind, scores, (bad_q, bad_k, None), self.heads)
             logits, _ = logits_of(problem, sight, q, k, scores)
             seen = sight.visible
-            if scores is not None and problem.guarded:  # as every problem is whose bias holds -inf
-                allowed = scores != NEGATIVE
+            allowed = shown(problem, scores, logits)
+            if allowed is not None and (problem.guarded or isinstance(problem.bias, ModifiedScores)):
+                # Guarded, as every problem is whose bias holds -inf.
                 seen = allowed if seen is None else seen & allowed
             yield WeightTile(keys, logits, seen)
 

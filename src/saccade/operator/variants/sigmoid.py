@@ -179,9 +179,8 @@ def _keys_seen(problem: TileProblem, parameter: Tensor | None, rows: Span, key_s
     for _, keys, kind in problem.tiles(rows, key_spans):
         seen = problem.visible(rows, keys, kind)
         if isinstance(problem.bias, TensorBias):
-            scores = problem.bias_tile(parameter, rows, keys)
-            assert scores is not None
-            shown = (scores != NEGATIVE).expand(-1, -1, len(rows), len(keys))
+            scores = problem.bias_tiles(parameter, rows, keys)
+            shown = (scores[0] != NEGATIVE).expand(-1, -1, len(rows), len(keys))
             seen = shown if seen is None else seen & shown
         total = total + (seen.sum(-1) if seen is not None else len(keys))
     return total
@@ -256,11 +255,11 @@ def _tiles(
     against = q * -problem.scale
     for number, keys, kind in problem.tiles(rows, key_spans):
         (k, bad_k), (v, bad_v) = problem.block(key, keys), problem.block(value, keys)
-        scores = problem.bias_tile(parameter, rows, keys)
+        scores = problem.bias_tiles(parameter, rows, keys)
         sight = look(problem, rows, keys, kind, scores, (bad_q, bad_k, bad_v), q.shape[1])
         logits = products(against, k)  # negative ones, until the sigmoid
-        if scores is not None:
-            logits -= scores
+        if scores:
+            logits -= scores[0]
         # torch.sigmoid rounds an entry in another way where it stands in a vector's tail; these three do not.
         weights = poison(logits.add_(shift), sight.marks).exp_().add_(1.0).reciprocal_()
         if sight.visible is not None:

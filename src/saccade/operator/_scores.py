@@ -1,0 +1,359 @@
+"""`Score`: attention scores computed by a function; and what it becomes in a call, a program or the function itself.
+
+A modified score is no term: the logits of a tile are `apply(score, loads)`. `loads` are the entries of the captured
+tensors that the tile reads, which are linear in the parameter; so a bias of this kind states them, their transpose, and
+the function of score and loads, whose derivatives are PyTorch's.
+
+Shapes of a tile: score (B, Hq, r, c); leaves b (B, 1, 1, 1), h (1, Hq, 1, 1), q (B|1, 1, r, 1), k (1, 1, 1, c), int64.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ._biases import PlacedBias, Placement
+from ._programs._language import Builder, Node, Program, evaluate
+
+Leaves = dict[str, Tensor]
+Tensors = tuple[Tensor, ...]
+
+
+class Score(PlacedBias):
+    """A function of each attention score, after scale and softcap: FlexAttention's `score_mod`, on every device.
+
+    Args:
+        function: `function(score, b, h, q, k)` gives the new score of a pair from scalar tensors: the score, batch
+            item, query head, query position and key index. Query row i stands at key index `i + Lk - Lq`, or where the
+            mask or `.at` places it, so `q - k` is the distance in every call. It may read captured tensors by
+            computed indices; gradients reach them. -inf hides a pair.
+
+    The function is traced once into a program of the kernels; `explain` says what it is recognised as.
+
+    Raises:
+        TypeError: a function that cannot be called.
+
+    Example:
+        >>> import torch, saccade
+        >>> slopes = torch.tensor([0.5, 0.25], requires_grad=True)
+        >>> bias = saccade.Score(lambda score, b, h, q, k: score - slopes[h] * (q - k).abs())
+        >>> query, key, value = torch.randn(3, 1, 2, 5, 16)
+        >>> out = saccade.attention(query, key, value, saccade.Causal(), bias=bias)
+        >>> alibi = saccade.attention(query, key, value, saccade.Causal(), bias=saccade.ALiBi(slopes))
+        >>> torch.allclose(out, alibi, atol=1e-5)
+        True
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not callable(function):
+            raise TypeError(f"Score: function must be callable as (score, b, h, q, k), got {type(function).__name__}")
+        self.function = function
+        self._traced: tuple[Program, Sequence[Tensor]] | None = None
+
+    def _trace(self) -> tuple[Program, Sequence[Tensor]]:
+        """The program, the same object for every call, and the captured tensors as they are now."""
+        if self._traced is None:
+            raise NotImplementedError("Score: functions are not traced yet")
+        return self._traced
+
+    @classmethod
+    def _of_program(cls, program: Program, tables: Sequence[Tensor]) -> Score:
+        """The score that a program with these tables computes."""
+        made = cls(_no_function)
+        made._traced = (program, tables)
+        return made
+
+    def __repr__(self) -> str:
+        name = "a program" if self._traced is not None else getattr(self.function, "__name__", repr(self.function))
+        return f"Score({name})"
+
+
+def _no_function(*leaves: Tensor) -> Tensor:
+    raise TypeError("Score: this value was made of a program and has no function")
+
+
+def leaves_of(batch: tuple[int, int], heads: Tensor, rows: Tensor, keys: Tensor, placement: Placement) -> Leaves:
+    """The leaves of a `Score` with the axes of a tile; `rows` and `keys` count in the whole problem."""
+    placed = torch.as_tensor(placement, device=rows.device).view(-1, 1, 1, 1)
+    return {
+        "b": torch.arange(*batch, device=rows.device).view(-1, 1, 1, 1),
+        "h": heads.view(1, -1, 1, 1),
+        "q": rows.view(1, 1, -1, 1) + placed,
+        "k": keys.view(1, 1, 1, -1),
+    }
+
+
+class ModifiedScores(PlacedBias):
+    """A `Score` in a call: the logits of a tile are `apply(score, loads)`. Abstract."""
+
+    def _loads(self, parameter: Tensor, leaves: Leaves, visible: Tensor | None, dtype: torch.dtype) -> Tensors:
+        """What the tile reads of the parameter, in `dtype`: linear in it. IndexError out of a table's range."""
+        raise NotImplementedError
+
+    def _pull_loads(self, cotangents: Tensors, parameter: Tensor, leaves: Leaves, visible: Tensor | None) -> Entries:
+        """The transpose of `_loads`: entries of the parameter's gradient."""
+        raise NotImplementedError
+
+    def _apply(self, score: Tensor, loads: Tensors, leaves: Leaves, visible: Tensor | None) -> Tensor:
+        """The new scores. Whatever score and loads hold at hidden pairs reaches nothing, derivatives included."""
+        raise NotImplementedError
+
+    def _tile(self, *_: Any) -> Tensor:
+        raise ValueError(f"bias: {self!r} changes scores and adds none; there is no tensor of added scores")
+
+    def _part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
+        return parameter  # its leaves say which rows, keys and heads
+
+
+@dataclass
+class Entries:
+    """Entries of a 1-D gradient: `values` to be added at `places`, and `whole` to all of it."""
+
+    places: list[Tensor]
+    values: list[Tensor]
+    whole: list[Tensor]
+
+    def extend(self, other: Entries) -> None:
+        self.places += other.places
+        self.values += other.values
+        self.whole += other.whole
+
+    def added_to(self, total: Tensor) -> Tensor:
+        """One more in every run, with the same bits: PyTorch adds in order along a single axis."""
+        for whole in self.whole:
+            total = total + whole
+        if not self.places:
+            return total
+        places, values = torch.cat(self.places), torch.cat(self.values).to(total.dtype)
+        if not total.numel():
+            return total
+        places = places.clamp(max=total.numel() - 1)  # of an empty table, whose entries no visible pair reads
+        if total.device.type == "cpu":
+            return total.index_add(0, places, values)
+        return total.index_put((places,), values, accumulate=True)  # sorted on CUDA, where index_add has no order
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramTable:
+    """A captured tensor. Float tables stand one after another in the parameter, from `start` on."""
+
+    kind: Literal["float", "int", "bool"]
+    shape: tuple[int, ...]
+    start: int = 0
+    tensor: Tensor | None = None  # of ints and bools
+
+
+class ProgramBias(ModifiedScores):
+    """Scores changed by a program, whose output 0 is the new score.
+
+    `parameter` is 1-D: the float tables, flattened, one after another.
+    """
+
+    def __init__(self, program: Program, tables: tuple[ProgramTable, ...], parameter: Tensor) -> None:
+        self.program, self.tables, self.parameter = program, tables, parameter
+
+    @classmethod
+    def of(cls, program: Program, tables: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> ProgramBias:
+        """The program with its tables as they are now; floats in `dtype`."""
+        floats = [table.to(dtype).reshape(-1) for table in tables if table.is_floating_point()]
+        parameter = floats[0] if len(floats) == 1 else torch.cat(floats) if floats else torch.empty(0, dtype=dtype)
+        made, start = [], 0
+        for table in tables:
+            shape = tuple(table.shape)
+            if table.is_floating_point():
+                made.append(ProgramTable("float", shape, start))
+                start += table.numel()
+                continue
+            kind: Literal["int", "bool"] = "bool" if table.dtype == torch.bool else "int"
+            known = table if table.dtype in (torch.bool, torch.int32, torch.int64) else table.to(torch.int64)
+            made.append(ProgramTable(kind, shape, 0, known.detach().contiguous()))
+        return cls(program, tuple(made), parameter if floats else parameter.to(device))
+
+    def _check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
+        super()._check(batch, heads, length_q, length_k)
+        wanted = sum(_size(table.shape) for table in self.tables if table.kind == "float")
+        if self.parameter.shape != (wanted,):
+            raise ValueError(f"bias: the tables of {self!r} need {wanted} entries, got {tuple(self.parameter.shape)}")
+
+    def _of_heads(self, numbers: Sequence[int]) -> ProgramBias:
+        chosen = copy.copy(self)
+        chosen.__dict__.pop("_plan", None)
+        device = self.parameter.device
+        table = ProgramTable("int", (len(numbers),), 0, torch.tensor(list(numbers), device=device))
+        chosen.tables = (*self.tables, table)
+        chosen.program = _with_heads(self.program, len(self.tables))
+        return chosen
+
+    # --- one tile -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _plan(self) -> _Plan:
+        return _Plan.of(self.program)
+
+    def _loads(self, parameter: Tensor, leaves: Leaves, visible: Tensor | None, dtype: torch.dtype) -> Tensors:
+        plan, wide = self._plan, parameter.to(dtype)
+        tiles = [_entries(wide, place) for place in self._places(wide, leaves, visible)]
+        return (*tiles, wide) if plan.late else tuple(tiles)
+
+    def _pull_loads(self, cotangents: Tensors, parameter: Tensor, leaves: Leaves, visible: Tensor | None) -> Entries:
+        places = self._places(parameter.to(cotangents[0].dtype), leaves, visible) if cotangents else []
+        # Not zip(strict): behind the early loads stands the parameter, where the program has late ones.
+        return Entries(
+            [place.flatten() for place in places],
+            [cotangent.flatten() for cotangent, _ in zip(cotangents, places, strict=False)],
+            list(cotangents[len(places) :]),
+        )
+
+    def _places(self, parameter: Tensor, leaves: Leaves, visible: Tensor | None) -> list[Tensor]:
+        """Where each early load of a float table reads in the parameter, (B, Hq, r, c|1) or (B, Hq, 1, c), int64."""
+        plan = self._plan
+        if not plan.early:
+            return []
+        given, visible = {name: leaves[name] for name in ("b", "h", "q", "k")}, visible
+        read = self._reader(plan.indices, parameter.detach(), visible)
+        indices = iter(evaluate(plan.indices, given, read, parameter.dtype))
+        places = []
+        for node in plan.early:
+            table = int(self.program.nodes[node].value or 0)
+            axes = [next(indices) for _ in self.program.nodes[node].args]
+            places.append(_spread(self._flat(table, axes, visible), leaves))
+        return places
+
+    def _apply(self, score: Tensor, loads: Tensors, leaves: Leaves, visible: Tensor | None) -> Tensor:
+        plan = self._plan
+        held = {
+            node: tile if visible is None else torch.where(visible, tile, 0.0)
+            for node, tile in zip(plan.early, loads, strict=False)
+        }
+        late = self._reader(self.program, loads[-1] if loads else score.flatten(), visible)
+
+        def load(node: int, indices: list[Tensor]) -> Tensor:
+            return held[node] if node in held else late(node, indices)
+
+        if visible is not None:
+            score = torch.where(visible, score, 0.0)
+        (new,) = evaluate(self.program, {**leaves, "score": score}, load, score.dtype)
+        return new if visible is None else torch.where(visible, new, 0.0)
+
+    def _reader(self, program: Program, parameter: Tensor, visible: Tensor | None) -> Callable[..., Tensor]:
+        """The `load` of a program: entries of tables, checked at visible pairs."""
+
+        def load(node: int, indices: list[Tensor]) -> Tensor:
+            number = int(program.nodes[node].value or 0)
+            table = self.tables[number]
+            place = self._flat(number, indices, visible)
+            entries = _entries(parameter if table.tensor is None else table.tensor.flatten(), place)
+            if visible is not None and entries.is_floating_point():
+                entries = torch.where(visible, entries, 0.0)
+            return entries
+
+        return load
+
+    def _flat(self, number: int, indices: list[Tensor], visible: Tensor | None) -> Tensor:
+        """The place of entries in the parameter, or in the flattened table of ints, int64."""
+        table = self.tables[number]
+        place = torch.tensor(table.start, device=self._device)
+        step = _size(table.shape)
+        for axis, (index, size) in enumerate(zip(indices, table.shape, strict=True)):
+            _check_range(index, size, visible, number, table.shape, axis)
+            step //= max(size, 1)
+            within = torch.where(index < 0, index + size, index).clamp(0, max(size - 1, 0))
+            place = place + within * step
+        return place
+
+    @property
+    def _device(self) -> torch.device:
+        return self.__dict__["parameter"].device if "parameter" in self.__dict__ else self._home
+
+    def _form(self) -> ProgramBias:
+        bare = super()._form()
+        assert isinstance(bare, ProgramBias)
+        bare._home = self.parameter.device
+        return bare
+
+    _home: torch.device = torch.device("cpu")
+
+    def __repr__(self) -> str:
+        return f"Score(a program of {operations(self.program)} operations)"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which loads of float tables come before the scores, and which need them."""
+
+    early: tuple[int, ...]
+    late: tuple[int, ...]
+    indices: Program  # the indices of the early ones, in order
+
+    @classmethod
+    def of(cls, program: Program) -> _Plan:
+        depends = program.depends
+        floats = [n for n in program.loads if program.nodes[n].kind == "float"]
+        early = [n for n in floats if "score" not in depends[n]]
+        build = Builder()
+        here = build.copy(program)
+        wanted = [here[arg] for n in early for arg in program.nodes[n].args]
+        return cls(tuple(early), tuple(n for n in floats if n not in early), build.program(*wanted))
+
+
+def operations(program: Program) -> int:
+    """How many operations a program has: constants and leaves are none."""
+    return sum(bool(node.args) or node.op == "load" for node in program.nodes)
+
+
+def _with_heads(program: Program, table: int) -> Program:
+    """The program with head h read at entry h of a table."""
+    build = Builder()
+    here: list[int] = []
+    for node in program.nodes:
+        args = tuple(here[arg] for arg in node.args)
+        if node.op == "h":
+            here.append(build.load(table, "int", build.leaf("h")))
+        else:
+            here.append(build.add(Node(node.op, args, node.kind, node.value)))
+    return build.program(*(here[output] for output in program.outputs))
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _spread(place: Tensor, leaves: Leaves) -> Tensor:
+    """At the size of the batch, the heads and, at least, the rows or the keys.
+
+    Sums to one number would depend on the number of threads; those that remain are the tile's rows or keys.
+    """
+    place = place[(None,) * (4 - place.dim())]
+    rows = leaves["q"].shape[2] if place.shape[3] == 1 else place.shape[2]
+    return place.expand(leaves["b"].shape[0], leaves["h"].shape[1], rows, place.shape[3])
+
+
+def _entries(table: Tensor, place: Tensor) -> Tensor:
+    """Entries of a 1-D table; 0 where it has none, which no visible pair reads."""
+    if not table.numel():
+        return table.new_zeros(place.shape)
+    return table.index_select(0, place.flatten().clamp(max=table.numel() - 1)).view(place.shape)
+
+
+def _check_range(
+    index: Tensor, size: int, visible: Tensor | None, table: int, shape: tuple[int, ...], axis: int
+) -> None:
+    if torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(index):
+        return
+    outside = (index < -size) | (index >= size)
+    if not outside.any():
+        return
+    if visible is not None:
+        outside = outside & visible
+        if not outside.any():
+            return
+    worst = index.expand(outside.shape)[outside][0].item()
+    raise IndexError(
+        f"Score: index {worst} is out of range for axis {axis} (size {size}) of captured tensor {table}, shape {shape}"
+    )
