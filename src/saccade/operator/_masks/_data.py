@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import operator
 import zlib
-from collections.abc import Callable
-from functools import cached_property, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from .._surroundings import describe as describe, lasting as lasting, no_transform
 from ._intervals import Kind, Span
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 # How far positions and lengths reach. Sums and differences of hundreds of them are exact in int64 and stay below the
 # open ends of the native kernels (2**60), and a float64 holds each exactly.
 FURTHEST = 2**53
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def whole(value: Any, name: str, *, least: int | None = None) -> int:
@@ -78,37 +75,6 @@ def _too_far(name: str, number: int) -> ValueError:
     return ValueError(f"{name} must lie between -2**53 and 2**53, got {number}")
 
 
-def describe(value: Any) -> str:
-    """A few words for an error message: type, and dtype and shape where there are such."""
-    if isinstance(value, Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
-    if isinstance(value, np.ndarray):
-        return f"a {value.dtype} array of shape {value.shape}"
-    if isinstance(value, (bool, int, float, str)):
-        return f"{value!r} ({type(value).__name__})"
-    return f"a {type(value).__name__}"
-
-
-def lasting(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: the function runs outside of torch.func, inference mode and fake tensors, so that its result can
-    outlive them."""
-
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling() or _plain():  # a compiler cannot trace these switches
-            return function(*args, **kwargs)
-        with torch._C._DisableFuncTorch(), unset_fake_temporarily(), torch.inference_mode(False):
-            return function(*args, **kwargs)
-
-    return run
-
-
-def _plain() -> bool:
-    """Whether none of these is active; cheaper than to leave them all."""
-    special = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
-    return not (special or torch.is_inference_mode_enabled())
-
-
 def unwrapped(tensor: Tensor) -> Tensor:
     """Without what torch.func's derivatives put around a tensor, which for integers and booleans says nothing."""
     while not torch.compiler.is_compiling() and torch._C._functorch.is_gradtrackingtensor(tensor):
@@ -143,7 +109,7 @@ def traced() -> bool:
 
 def plain(tensor: Tensor) -> bool:
     """Whether the values can be read: no compiler, transform, mode or tracer is active, and it is not on `meta`."""
-    if torch.compiler.is_compiling() or traced() or not _plain():
+    if torch.compiler.is_compiling() or traced() or not no_transform():
         return False
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type != "meta"
 

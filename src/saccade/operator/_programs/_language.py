@@ -461,7 +461,7 @@ def bounds(
             if node.op == "const":
                 found.append(
                     (np.float64(node.value), np.float64(node.value)) if node.value == node.value else everything
-                )  # type: ignore[arg-type]
+                )
             elif node.op in LEAVES:
                 found.append(leaves.get(node.op, everything))
             elif node.op == "load" and tables is not None:

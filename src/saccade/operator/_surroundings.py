@@ -1,0 +1,46 @@
+"""What every part of the operator asks about values and about the transforms around a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def describe(value: Any) -> str:
+    """A few words for an error message: type, and dtype and shape where there are such."""
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"a {value.dtype} array of shape {value.shape}"
+    if isinstance(value, (bool, int, float, str)):
+        return f"{value!r} ({type(value).__name__})"
+    return f"a {type(value).__name__}"
+
+
+def lasting(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: the function runs outside of torch.func, inference mode and fake tensors, so that its result can
+    outlive them."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling() or no_transform():  # a compiler cannot trace these switches
+            return function(*args, **kwargs)
+        with torch._C._DisableFuncTorch(), unset_fake_temporarily(), torch.inference_mode(False):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def no_transform() -> bool:
+    """Whether none of these is active; cheaper than to leave them all."""
+    special = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
+    return not (special or torch.is_inference_mode_enabled())
