@@ -345,7 +345,7 @@ class PackedArguments:
         self.packed_kwargs = {name: self._packed(x) for name, x in kwargs.items()}
 
     def step(self, plain: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
-        """A function from hidden states (B, L, E) to the layer's output that does not keep this call's own."""
+        """A function from hidden states (B, L, E) to the layer's output; it does not keep the states of this call."""
         hole = object()
         args = [hole if x is self.hidden else x for x in self.args]
         kwargs = {name: hole if x is self.hidden else x for name, x in self.kwargs.items()}

@@ -74,7 +74,7 @@ class AttentionCallback(TrainerCallback):
 
     @property
     def alarms(self) -> list[Alarm]:
-        """All that have fired so far."""
+        """All alarms that have fired so far."""
         return [] if self.monitor is None else self.monitor.alarms
 
     def report_to(self, trainer: Any) -> AttentionCallback:

@@ -138,9 +138,9 @@ def _check_bias(bias: Tensor | Bias | None, query: Tensor, length_k: int) -> Bia
 
 
 def _looks_like_a_mask(bias: Tensor) -> bool:
-    """Whether every value is 0 or 1, and both occur: no scores, but a mask that lacks its dtype.
+    """Whether every value is 0 or 1, and both occur: a mask in a dtype of numbers, and no scores.
 
-    A few values decide nearly always. Not looked at: learned scores, and tensors on an accelerator, which would wait.
+    A few values decide nearly always. Learned scores are not read, nor tensors on an accelerator, which would wait.
     """
     if bias.requires_grad or bias.device.type != "cpu" or bias.numel() < 2 or not plain(bias):
         return False

@@ -33,7 +33,7 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def none(value: float) -> None:
-    """For what JSON has no number for: null."""
+    """JSON's null, for values that are no numbers in JSON."""
 
 
 def plain_values(value: Any, not_finite: Callable[[float], Any] = none, *, digits: int | None = None) -> Any:

@@ -67,7 +67,7 @@ class VariantContender(ABC):
     @property
     @abstractmethod
     def computes(self) -> str:
-        """The value of `Traits.computes`."""
+        """The kind of result: softmax, approximation or other, as in `Traits.computes`."""
 
     @property
     def whole(self) -> bool:

@@ -170,8 +170,8 @@ class VocabularyHead(nn.Module):
     Args:
         embedding: (V, D) token embedding, used as W if tied.
         tied: whether W is the token embedding.
-        published_bias: for a separate W, where b is published: with W as "out", alone as "bias", or as "both", of which
-            the second is not used.
+        published_bias: the name of b in published files with a separate W: "out", stored with W; "bias", stored alone;
+            "both", of which only "out" is used.
     """
 
     def __init__(

@@ -187,8 +187,8 @@ class Tag(TagOptions, EncoderTask):
         return len(item.rows)
 
     def collate(self, model: Model, items: Sequence[WordItem], random: np.random.Generator | None = None) -> Batch:
-        """Beside the tokens `words` (B, L), the number of the word that a token speaks for; `labels` (B, L); and of
-        each row its text, `texts` (B,), and the text's words, `counts` (B,)."""
+        """The tokens; `words` (B, L), the number of the word that a token represents; `labels` (B, L); for each row
+        `texts` (B,), the number of its text, and `counts` (B,), the number of that text's words."""
         rows = [row for item in items for row in item.rows]
         batch = padded(model, [row.ids for row in rows])
         shape = batch["input_ids"].shape

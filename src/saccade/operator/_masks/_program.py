@@ -49,7 +49,7 @@ class Opcode(IntEnum):
 
 
 class ProgramScope(NamedTuple):
-    """The rows and keys at which a part is asked, where its row 0 stands, and whose part it is.
+    """The rows and keys for which a mask writes its program, the offset of its rows, and the mask it is a part of.
 
     Row 0 and key 0 of the whole are row `rows[0]` and key `keys[0]` of the part.
     """
@@ -104,7 +104,7 @@ class Program:
 
 
 def has_program(mask: Mask) -> bool:
-    """Whether its very class writes one: what a subclass means is not known to the class that it is made from."""
+    """Whether the mask's own class defines its program: an inherited one may not fit what the subclass means."""
     return "write" in vars(type(mask))
 
 

@@ -54,7 +54,7 @@ def octave_bins(weights: Tensor) -> Tensor:
 
 
 def tally(bins: Tensor, inside: Tensor | None, edges: Tensor) -> Tensor:
-    """How many of the bin numbers (B, H, ...) are each head's n, (H, n) int64, of those `inside` (None: all)."""
+    """The count of each bin number in each head, (H, n) int64, of bin numbers (B, H, ...) `inside` (None: all)."""
     heads, count = edges.shape[0], edges.shape[1] - 1
     if inside is not None:
         bins = torch.where(inside, bins, count)

@@ -109,7 +109,7 @@ def refuse_rows(mask: Mask | None) -> None:
 
 
 def _factors(mask: Mask) -> list[Mask]:
-    """Masks whose intersection it is, placed or not."""
+    """The masks whose intersection is `mask`, placed or not."""
     if isinstance(mask, At):
         return _factors(mask.part)
     return [factor for part in mask.parts for factor in _factors(part)] if isinstance(mask, And) else [mask]

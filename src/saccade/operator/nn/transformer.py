@@ -135,7 +135,7 @@ def across_padding(source: Padding | None, target: Padding | None, memory: Tenso
 
 
 def _one_way(config: BlockConfig) -> BlockConfig:
-    """For a decoder: T5's buckets are all for tokens before the query there (Raffel et al. 2020)."""
+    """The configuration for a decoder, whose T5 buckets all cover tokens before the query (Raffel et al. 2020)."""
     scheme = config.attention.positions
     if not isinstance(scheme, T5Config):
         return config

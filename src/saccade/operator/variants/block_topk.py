@@ -162,7 +162,7 @@ def chosen_blocks(
 
 
 class _Blocks(NamedTuple):
-    """Which block each token is in; tables of one item speak for all."""
+    """The block of each token. Tables of one item hold for the whole batch."""
 
     rows: Tensor  # int64 (1 or B, Lq): the own block of a query, -1: it reads nothing
     keys: Tensor  # int64 (1 or B, Lk), never falling

@@ -265,8 +265,8 @@ def _known_mistakes(subject: Subject, inputs: NamedInputs, traced: TracedAttenti
 
 
 def _batch_factor(subject: Subject, inputs: NamedInputs) -> float:
-    """The factor that a division by the root of the batch size gives, NaN where it is the same in other batches: 2 is a
-    number that may come from elsewhere."""
+    """1 / sqrt(batch size) if the target's scale changes with the batch size, else NaN: in one batch alone, such a
+    factor may have another cause."""
     more = subject.inputs(inputs.batch + 1, inputs.length, inputs.key_length)
     factors = [_factors(subject, attention) for attention in attentions_of(subject, more)]
     moved = (abs(slope * more.batch**0.5 - 1) < _WRONG for factor in factors for slope in factor.slopes)

@@ -157,7 +157,7 @@ def _windows(config: Any) -> frozenset[int | None]:
 
 
 def _says_causal(module: Any) -> bool | None:
-    """By its configuration, by what its attention layers say of themselves, else by its class."""
+    """Whether the model is causal, by its configuration, the flags of its attention layers, or its class."""
     if getattr(module.config, "causal", None) is False or getattr(module.config, "attn_type", None) == "bi":
         return False  # XLM, FlauBERT and XLNet predict words with both sides in view
     said = {bool(part.is_causal) for part in _read_by(module) if isinstance(getattr(part, "is_causal", None), bool)}

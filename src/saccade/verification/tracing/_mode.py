@@ -420,8 +420,8 @@ class TraceMode(FunctionMode):
             self.know(result, TensorShadow(tokens, depth=scores.depth + 1))
 
     def told(self, make: Callable[[int, Known, ObservedCall], ScoreProduct], call: ObservedCall) -> None:
-        """A call of Saccade's operator, which is no function of PyTorch. Calls that read no input, as of the encoder of
-        a fixed source, are not followed."""
+        """Record a call of Saccade's operator, which PyTorch's modes do not see. Calls that read no input, as in the
+        encoder of a fixed source, are not followed."""
         read = any(self.of(tensor) is not None for tensor in (call.query, call.key, call.value))
         if not read or torch._C._are_functorch_transforms_active():
             return

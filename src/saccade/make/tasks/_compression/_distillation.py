@@ -139,7 +139,7 @@ class DistilledObjective(Objective):
         return self._plain.batch(step)
 
     def split(self, batch: Batch, parts: int) -> list[Batch]:
-        """Parts with the weight of a state: distances are means over states, the loss is a mean over examples."""
+        """Parts with the ratio of examples to hidden states: distances are means over states, the loss of examples."""
         ratio = self.weight(batch) / self._states(batch)
         return [{**part, _RATIO: torch.tensor(ratio)} for part in self._plain.split(batch, parts)]
 

@@ -54,7 +54,7 @@ class AlignedItems:
         return cls(mask is not None, rows, before, arriving)
 
     def at_the_end(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Mask]:
-        """(B, Hq, Lq, D) and (B, Hkv, T, n) moved, and the mask that shows what each may see."""
+        """Query (B, Hq, Lq, D), key and value (B, Hkv, T, n), moved to the end, and the mask of visible pairs."""
         batch, length = query.shape[0], key.shape[2]
         held, count = self._of(batch, self.before + self.arriving.count), self._of(batch, self.arriving.count)
         query = self.rows_at_the_end(query)

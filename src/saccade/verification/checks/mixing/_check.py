@@ -46,7 +46,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _is_random(subject: Subject) -> bool:
-    """Whether its output depends on random numbers that it draws.
+    """Whether the target's output depends on random numbers that it draws.
 
     Raises:
         Inapplicable: it depends on something else, too.

@@ -37,7 +37,7 @@ _STEPS = ("step", "decode_step", "forward_step", "decode", "forward_one", "step_
 
 
 def with_cache(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
-    """The reading with its cache, where it has one; with why none was found, where something looks like one."""
+    """The reading with the target's cache; if something only looks like a cache, with the reason why it is none."""
     if reading.form == "attention" or not clues.is_module:
         return reading
     search = _CacheSearch(trials, clues, reading)

@@ -133,7 +133,7 @@ def _axes(argument: TargetArgument, reading: Reading, shape: str | None) -> list
 
 
 def _for_keys(argument: TargetArgument, shape: str | None) -> bool:
-    """Whether its documented shape, or its name, says that it hides keys from all queries alike."""
+    """Whether a mask's documented shape, or its name, says that it hides keys from all queries alike."""
     return "Q" not in shape if shape else re.fullmatch(_FOR_KEYS, argument.name.lower()) is not None
 
 
