@@ -93,7 +93,7 @@ class ModifiedScores(PlacedBias):
     """A `Score` in a call: the logits of a tile are `apply(score, loads)`. Abstract."""
 
     def _loads(self, parameter: Tensor, leaves: Leaves, visible: Tensor | None, dtype: torch.dtype) -> Tensors:
-        """What the tile reads of the parameter, in `dtype`: linear in it. IndexError out of a table's range."""
+        """The parameter's entries that the tile reads, in `dtype`: linear in it. IndexError out of a table's range."""
         raise NotImplementedError
 
     def _pull_loads(self, cotangents: Tensors, parameter: Tensor, leaves: Leaves, visible: Tensor | None) -> Entries:

@@ -132,7 +132,7 @@ class TileProblem(CallSettings):
         return bits[:, list(self.heads)] if self.heads is not None and bits.shape[1] > 1 else bits
 
     def bias_tiles(self, parameter: Tensor | None, rows: Span, keys: Span, kind: str = "partial") -> Tensors:
-        """What the tile needs of the bias, linear in its parameter, in the accumulator's dtype.
+        """The entries of the bias that the tile needs, linear in its parameter, in the accumulator's dtype.
 
         The scores (B|1, H|1, r, c) of a bias that is added; the entries that a `Score` loads; nothing without a bias.
         """
