@@ -88,9 +88,9 @@ FAULTS = (
     ),
     Fault(
         "softcap-gradient",
-        DERIVATIVES,
-        "(problem.scale * (1 - tanh * tanh))",
-        "(problem.scale * (1 - tanh))",
+        "src/saccade/operator/_tiles.py",
+        "(d_score if self.tanh is None else d_score * (1 - self.tanh * self.tanh))",
+        "(d_score if self.tanh is None else d_score * (1 - self.tanh))",
         (VALUES,),
         "The derivative of the cap is wrong.",
     ),
@@ -105,8 +105,8 @@ FAULTS = (
     Fault(
         "bias-placement",
         "src/saccade/operator/_call.py",
-        "return _standing(self.mask, self.length_k - self.length_q, self.device)",
-        "return _standing(self.mask, 0, self.device)",
+        "return standing(self.mask, self.length_k - self.length_q, self.device)",
+        "return standing(self.mask, 0, self.device)",
         ("tests/operator/test_masks_and_biases.py", VALUES),
         "Biases of distances stand top-left, not bottom-right.",
     ),
