@@ -20,7 +20,7 @@ from ._values import Array, Index, NotTraceable, Value, kind_of, lowest, remembe
 
 
 class Recording(Protocol):
-    """What symbols need of a trace in progress."""
+    """The parts of a trace in progress that symbols use."""
 
     build: Builder
     fill: int
@@ -109,7 +109,7 @@ def array_of(recording: Recording, value: Any) -> Array:
 
 
 def like(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """What PyTorch gives for ordinary tensors of these shapes and dtypes."""
+    """The result of PyTorch for ordinary tensors of these shapes and dtypes."""
     result = func(*map(_shadow, args), **{name: _shadow(value) for name, value in kwargs.items()})
     if not isinstance(result, Tensor):
         raise NotTraceable(f"torch.{getattr(func, '__name__', func)} with these arguments")

@@ -38,7 +38,7 @@ _MISSING = object()
 
 
 class Reached(NamedTuple):
-    """What a function reaches."""
+    """Values that a function reaches."""
 
     key: tuple[Any, ...]
     tensors: list[Tensor]  # in the order of the walk; each once
@@ -47,7 +47,7 @@ class Reached(NamedTuple):
 
 
 class _Code(NamedTuple):
-    """What a code object names, its inner functions included."""
+    """Names in a code object, its inner functions included."""
 
     globals: tuple[str, ...]
     modules: tuple[str, ...]  # imported inside

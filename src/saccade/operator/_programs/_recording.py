@@ -171,7 +171,7 @@ class Recorder(TorchFunctionMode):
         return self.table(result).at(())
 
     def trace(self, node: int | None, reason: str = "") -> Trace:
-        """What is kept: the steps that tables and answers need."""
+        """The trace to keep: the program, and the steps that tables and answers need."""
         program, tables = (None, ()) if node is None else _numbered(self.build.program(node))
         needed, steps = set(tables), []
         for step in reversed(self._steps):
@@ -311,7 +311,7 @@ def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it cannot change, and can be compared."""
+    """Whether a value cannot change, and can be compared."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     if isinstance(value, dict):

@@ -23,7 +23,7 @@ _VALUES = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float_
 
 
 def applied(recording: Recording, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What a call of PyTorch with symbols gives."""
+    """The result of a call of PyTorch with symbols."""
     name, ordered = named(func, args)
     if func is Tensor.__getitem__:
         return indexed(recording, *args)
