@@ -160,12 +160,8 @@ def strings(code: str) -> Iterator[Paragraph]:
 
 VAGUE = {"found", "one", "seen", "told"}  # names of parameters that say nothing of what is passed
 RIDDLES = {
-    "Of",
-    "That",
-    "Those",
-    "What",
-    "Who",
-    "Whoever",
+    *("That", "Those", "What", "Who", "Whoever"),
+    *("By", "From", "Of", "Over", "With", "Without"),
 }  # first words of docstrings; a heading of options may have them
 PRONOUNS = {"it", "them", "they"}  # as second words, when no noun came before
 

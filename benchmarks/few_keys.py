@@ -30,7 +30,7 @@ Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def ways(length: int) -> dict[str, tuple[Way, str | None]]:
-    """By name: the call, and what it is measured against."""
+    """Calls by name, each with the name of the call that it is measured against."""
     own = torch.randn(2, HEADS, RANK, length).div_(RANK**0.5).requires_grad_()
     shared = torch.randn(1, RANK, length).div_(RANK**0.5).requires_grad_()
     weight = torch.randn(HEADS, 1, KERNEL, requires_grad=True)

@@ -156,7 +156,7 @@ def sentence(model: TextModel, kind: Kind, frame: str, nouns: Sequence[str], dec
 
 
 def sentences(model: TextModel, kind: Kind) -> dict[tuple[int, int, int, int], Sentence]:
-    """By (pair, frame, which noun comes first, which noun is meant)."""
+    """Sentences by (pair, frame, which noun comes first, which noun is meant)."""
     return {
         (n, f, first, meant): sentence(model, kind, frame, nouns, kind.words(n, f)[meant], first)
         for n, nouns in enumerate(kind.pairs)

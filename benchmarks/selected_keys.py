@@ -33,7 +33,7 @@ CAUSAL = saccade.Causal()
 
 
 def ways(length: int) -> dict[str, Way]:
-    """By name; the first is what the others are measured against."""
+    """Calls by name; the others are measured against the first."""
     buckets = 2 * max(1, length // 64)
     return {
         "native": lambda q, k, v: saccade.attention(q, k, v, CAUSAL, backend="native"),

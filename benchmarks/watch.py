@@ -174,7 +174,7 @@ def table(title: str, results: Results) -> list[str]:
 
 
 def overall(trainings: Results) -> Iterator[str]:
-    """From the medians of the steps, one line for each model."""
+    """One line for each model, from the medians of the steps."""
     for model, taken in trainings.items():
         _, passed_over, observed = (ratio for _, _, ratio in ratios(taken))
         yield f"- {model}: {((EVERY - 1) * passed_over + observed) / EVERY:.3f} times an unwatched one"

@@ -54,7 +54,7 @@ def operations(case: Case, instruction_set: str, dots: bool) -> float:
 
 
 def least(case: Case, group: MeasurementGroup) -> Least | None:
-    """By the limits measured in the case's group; None where they are not known."""
+    """The least time by the limits measured in the case's group; None where they are not known."""
     adds, dots = group.limit(MULTIPLY_ADDS), group.limit(DOT_PRODUCTS)
     known = next((limit.name for limit in group.limits if limit.name.startswith(MULTIPLY_ADDS)), "")
     instruction_set = known[known.find("(") + 1 : -1]

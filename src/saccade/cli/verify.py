@@ -209,7 +209,7 @@ def _arguments(given: list[str]) -> dict[str, Any]:
 
 
 def _chosen(only: list[str] | None, skip: list[str] | None) -> list[Check]:
-    """By the names of the report's rows; "robustness" names its whole family."""
+    """The checks to run, by the names of the report's rows; "robustness" selects its whole family."""
     from ..verification.checks import CHECKS as every
 
     known = CHECKS.split(", ")

@@ -160,7 +160,7 @@ def _looks_like_a_mask(bias: Tensor) -> bool:
 
 
 def _warn_of_a_mask() -> None:
-    """At the caller's line, so that Python shows it once for each line."""
+    """Warn at the caller's line, so that Python shows the warning once for each line."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
         frame, level = frame.f_back, level + 1

@@ -88,7 +88,7 @@ class Product:
     def _inferred(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, joined: Joined | None, large: bool
     ) -> Tensor | None:
-        """Without gradients; None where PyTorch is as fast."""
+        """The product without gradients; None where PyTorch is as fast."""
         single = large and x.dtype == torch.float32
         if self.users and x.dtype in dtypes() and not weight.is_inference():  # changes of such are not counted
             if single and x.numel() <= ORDERED * weight.shape[1]:
@@ -162,7 +162,7 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, block: int = 0) -> 
 def multiply(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None, joined: Joined | None = None
 ) -> Tensor:
-    """By oneDNN, W packed or plain; activation, sum or product in the same pass."""
+    """The product by oneDNN, W packed or plain; activation, sum or product in the same pass."""
     if x.numel() == x.shape[-1]:  # oneDNN would sum one row in another order than two
         twice = None if joined is None else (joined[0], joined[1].reshape(1, -1).expand(2, -1).contiguous())
         out = multiply(x.reshape(1, -1).expand(2, -1), weight, bias, activation, twice)

@@ -50,5 +50,5 @@ class AddressFinder:
 
 
 def install(package: str, wings: Mapping[str, str]) -> None:
-    """From now on the rooms of `package` are found under their addresses."""
+    """Make the parts of `package` importable by their public addresses."""
     sys.meta_path.insert(0, AddressFinder(package, wings))

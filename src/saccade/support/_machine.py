@@ -22,7 +22,7 @@ def processor() -> str:
 
 
 def watch_others(times: Path = PROCESSOR_TIMES) -> Callable[[], float | None]:
-    """From now on: a function that tells which share of this process's processors other programs have taken.
+    """A function that returns the share of this process's processors that other programs have taken since this call.
 
     What a hypervisor took from all of them counts, too. None where the system does not tell, and within the first
     fifth of a second, in which its ticks of 10 ms count nothing.

@@ -67,7 +67,7 @@ def short_number(weight: float) -> str:
 
 
 def decimals_for(largest: float) -> int:
-    """As many as show three digits of the largest of several numbers, two at least."""
+    """The number of decimals that shows three digits of the largest of several numbers, two at least."""
     return max(2, min(9, 2 - math.floor(math.log10(largest)))) if largest > 0 else 2
 
 

@@ -28,7 +28,7 @@ class TrainingCase:
     budget: TrainingBudget
 
     def described(self) -> dict[str, Any]:
-        """As JSON values. Equal descriptions mean the same run."""
+        """The run's settings as JSON values. Equal descriptions mean the same run."""
         sizes: dict[str, Any] = json.loads(json.dumps(asdict(self.task)))  # type: ignore[call-overload]
         return {
             "task": self.task.name,

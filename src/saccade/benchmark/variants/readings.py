@@ -150,7 +150,7 @@ class VariantAttention(VariantContender):
 
     @property
     def computes(self) -> str:
-        """As in its traits; "other" if it shares queries and keys, and so does not use the given keys."""
+        """`Traits.computes`, but "other" if queries and keys are shared, so that the given keys are not used."""
         config = self.config(1024)
         return "other" if config.shares_key else config.traits.computes
 

@@ -48,7 +48,7 @@ def check_like(name: str, given: Tensor, shape: tuple[int, ...], below: int) -> 
 
 
 def check_kinds(name: str, given: object, below: int, count: int | None = None) -> None:
-    """TypeError or ValueError unless it is (count,) ints from 0 to `below` - 1."""
+    """TypeError or ValueError unless the argument holds (count,) ints from 0 to `below` - 1."""
     if not isinstance(given, Tensor) or given.is_floating_point() or given.dtype == torch.bool:
         came = given.dtype if isinstance(given, Tensor) else type(given).__name__
         raise TypeError(f"{name}: expected a tensor of ints, got {came}")

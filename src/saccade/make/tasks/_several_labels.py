@@ -84,7 +84,7 @@ class ClassifySeveral(Classify):
         super().check_known((label, place) for labels, place in labelled for label in labels)
 
     def split(self, data: Sequence[TextExample], share: float, seed: int) -> tuple[list[Any], list[Any]]:
-        """At random, but each label keeps a text to train on."""
+        """A random split in which each label keeps a text to train on."""
         return parted(data, keeping_kinds([_labels(example) for example in data], share, seed))
 
     def fitted(self, training: Sequence[TextExample]) -> ClassifySeveral:

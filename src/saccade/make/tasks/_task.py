@@ -318,7 +318,7 @@ def _value(name: str, given: Any, kind: Any) -> Any:
 
 
 def sampled(data: Sequence[Any], most: int) -> Sequence[Any]:
-    """At most `most` of the examples: a fixed random choice; of windows and nodes every n-th."""
+    """Up to `most` of the examples: a fixed random choice; of windows and nodes every n-th."""
     if len(data) <= most:
         return data
     if not isinstance(data, list):

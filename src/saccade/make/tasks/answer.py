@@ -242,7 +242,7 @@ class Answer(AnswerOptions, EncoderTask):
     def quick_baselines(
         self, model: Model, training: Sequence[Question], validation: Sequence[Question], tested: Sequence[Question]
     ) -> list[Baseline]:
-        """With the strongest regularisation only: weaker ones take many times longer."""
+        """The baseline with the strongest regularisation only: weaker ones take many times longer."""
         return [_regression(*word_regression(training, validation, tested, STRENGTHS[:1]))]
 
     def constant(self, model: Model, training: Sequence[Question], tested: Sequence[Question]) -> Baseline:

@@ -127,7 +127,7 @@ class Tag(TagOptions, EncoderTask):
         return read_columns(path, self.column, self.tags)
 
     def split(self, data: Sequence[TaggedText], share: float, seed: int) -> tuple[list[TaggedText], list[TaggedText]]:
-        """At random, but training keeps a text with every kind of entity and with the scheme."""
+        """A random split in which training keeps a text with every kind of entity, and one that shows the scheme."""
         kinds = [{scheme_of(example.truth), *(parsed(tag)[1] for tag in example.truth)} for example in data]
         return parted(data, keeping_kinds(kinds, share, seed))
 

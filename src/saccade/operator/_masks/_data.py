@@ -76,7 +76,7 @@ def _too_far(name: str, number: int) -> ValueError:
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
-    """Without what torch.func's derivatives put around a tensor, which for integers and booleans says nothing."""
+    """The tensor inside the wrappers of torch.func's derivatives, which integers and booleans do not need."""
     while not torch.compiler.is_compiling() and torch._C._functorch.is_gradtrackingtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor

@@ -48,7 +48,7 @@ def _div(x: Value, y: Value, *, rounding_mode: str | None = None) -> Value:
 
 
 def _remainder(x: Value, y: Value) -> Value:
-    """With the sign of y."""
+    """x modulo y, with the sign of y."""
     if "float" not in (x.kind, y.kind):
         return x.two("mod", y, "int")
     rest = x - (x / y).one("floor") * y

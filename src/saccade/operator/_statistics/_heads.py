@@ -108,7 +108,7 @@ def _histogram(entries: Tensor, inside: Tensor | None, numbers: Numbers) -> Numb
 
 
 def _average(norms: Tensor, rows: Tensor | None) -> Tensor:
-    """Over the rows (B, H, L), None: all; NaN where there is none."""
+    """The mean norm of each head over the rows (B, H, L), None: all; NaN for heads without a row."""
     return norms.mean((0, 2)) if rows is None else torch.where(rows, norms, 0.0).sum((0, 2)) / rows.sum((0, 2))
 
 
@@ -123,7 +123,7 @@ def _bad_pairs(rows: RowStatistics, visible: Tensor) -> tuple[Numbers, Numbers]:
 
 
 def _bad_of(bad: Tensor, bad_at: Tensor, pairs: Tensor, dtype: torch.dtype) -> Numbers:
-    """From how many there are in each row (B, Hq, Lq) and the key that is named there."""
+    """Share and first place of logits that are not finite, by their counts `bad` and a key of each row (B, Hq, Lq)."""
     place = _first_place((bad > 0)[..., None])
     item, head, row, _ = place.clamp(min=0).unbind(1)
     place = torch.where(place[:, :1] < 0, -1, torch.stack([item, head, row, bad_at[item, head, row]], 1))

@@ -197,7 +197,7 @@ class LengthGrouped(Sampler[list[int]]):
         return [items[a:b] for a, b in zip(cuts, [*cuts[1:], len(items)], strict=True)]
 
     def _halved(self, batches: list[Batch], random: np.random.Generator) -> list[Batch]:
-        """As many batches as fill every rank's steps, by halving those with the most items."""
+        """Batches for every rank's steps: those with the most items are halved until there are enough."""
         while len(batches) % self.world:
             most = max(range(len(batches)), key=lambda k: len(batches[k]))
             if len(batches[most]) == 1:

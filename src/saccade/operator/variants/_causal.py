@@ -190,7 +190,7 @@ class NonFiniteTokens(NamedTuple):
         return cls(poison_of(query), poison_of(key) + poison_of(value))
 
     def without(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """With 0 instead of such tokens."""
+        """Query, key and value with 0 instead of poisoned tokens."""
         return unpoisoned(query, self.rows), unpoisoned(key, self.keys), unpoisoned(value, self.keys)
 
     def over(self, out: Tensor, state: LinearState) -> tuple[Tensor, LinearState]:
@@ -208,7 +208,7 @@ def poison_of(tensor: Tensor) -> Tensor:
 
 
 def unpoisoned(tensor: Tensor, poison: Tensor) -> Tensor:
-    """With 0 in rows of poison: in a chunk's product 0 * NaN would reach rows that do not see it."""
+    """The tensor with 0 in rows of poison: in a chunk's product 0 * NaN would reach rows that do not see it."""
     return tensor.masked_fill(poison.isnan()[..., None], 0.0)
 
 

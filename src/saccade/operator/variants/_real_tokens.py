@@ -22,7 +22,7 @@ class RealTokens(NamedTuple):
 
     @classmethod
     def of(cls, kept: Tensor) -> RealTokens:
-        """From which tokens are real."""
+        """The real tokens, by booleans (B, L) that mark them."""
         first = kept.device.type == "cpu" and not torch.compiler.is_compiling()
         if first and bool((kept[:, 1:] <= kept[:, :-1]).all()):
             return cls(kept, None, kept.sum(1))

@@ -393,7 +393,7 @@ class PerformerConfig(MechanismConfig):
             raise ValueError(f"vector_length: expected a positive number, got {length}")
 
     def build(self, heads: HeadSizes) -> PerformerAttention:
-        """With vectors drawn for each key-value head."""
+        """The module, with random vectors drawn for each key-value head."""
         return PerformerAttention(self, heads)
 
 

@@ -95,7 +95,7 @@ def source_shares(attention: MultiHeadAttention, layer: int, record: Recorded, r
 
 
 def read_steps(model: ResidualModel, head: tuple[int, int], record: Recorded, at: int, *, key: bool) -> list[Step]:
-    """From the stream before a block to the query or key (D,) of a head (layer, head), as it enters the product."""
+    """Steps from the stream before a block to a head's query or key (D,), as it enters the product with the other."""
     layer, number = head
     block = model.blocks[layer]
     attention, before = block.attention, block.config.placement != "post"

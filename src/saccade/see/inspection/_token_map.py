@@ -240,7 +240,7 @@ def _of_rows(statistics: Statistics, name: str, rows: np.ndarray) -> np.ndarray:
 def _gathers(
     received: np.ndarray, statistics: Statistics, alike: np.ndarray, even: Statistics, about: _TokensToWords, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By head: the word with the largest mean weight from other tokens, that weight, and its bound by chance.
+    """For each head, the word with the largest mean weight from other tokens, that weight, and its bound by chance.
 
     Weights of a token on itself are left out, and so are the first word, special tokens, and words that fewer than
     eight tokens can attend to.

@@ -83,7 +83,7 @@ class RunningSums:
         )
 
     def _with(self, names: tuple[str, ...]) -> RunningSums:
-        """With an entry without samples for each missing name, in the order of `names`, so that two can be joined."""
+        """The sums with an empty entry for each missing name, in a common order, so that two can be joined."""
         order = tuple(sorted({*self.names, *names}))
         empty = self.count.new_zeros(1, self.count.shape[1])
         lines = {name: place for place, name in enumerate(self.names)}

@@ -53,7 +53,7 @@ class StepTally:
             self._squares[name] = square if name not in self._squares else self._squares[name] + square
 
     def heads(self) -> dict[str, list[float]]:
-        """By name, a number for each head; gradients of keys and values by key-value head."""
+        """Lists of a number for each head, by name; gradients of keys and values are by key-value head."""
         if self._logit is None:
             return {}
         assert isinstance(self._sums, Tensor) and isinstance(self._norms, Tensor)

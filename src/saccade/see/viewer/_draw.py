@@ -176,7 +176,7 @@ def _hidden(mask: Any, panels: np.ndarray) -> np.ndarray | None:
 
 
 def _without(panels: np.ndarray, skip: int | Sequence[int]) -> np.ndarray:
-    """Without the keys that have no place in the picture."""
+    """The panels without the keys to skip."""
     count = panels.shape[-1]
     left_out = list(range(skip)) if isinstance(skip, int) else list(skip)
     for at in left_out:

@@ -179,8 +179,7 @@ def _stems(text: str) -> tuple[str, ...]:
 
 @functools.lru_cache(2**16)
 def _stem(word: str) -> str:
-    """Without endings, so that "equivariance" finds "equivariant"; three of them at most, and never fewer than
-    three letters."""
+    """The word without endings, three at most, so that "equivariance" finds "equivariant"; three letters stay."""
     for _ in range(3):
         ending = next((end for end in _ENDINGS if word.endswith(end) and len(word) - len(end) >= _SHORTEST), "")
         if not ending or word.endswith("ss"):

@@ -95,7 +95,7 @@ def _compiled(subject: Subject, inputs: NamedInputs) -> tuple[Tensor, int]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warnings and log lines of a capture, which are reported as findings."""
+    """A block that hides the warnings and log lines of a capture, which are reported as findings."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -101,7 +101,7 @@ def _with_default(subject: Subject) -> Subject | None:
 
 
 def _arguments(subject: Subject) -> tuple[str | None, str | None, Any]:
-    """The arguments that take a rate of dropout and whether this is training, and the default of the first."""
+    """The arguments for the dropout rate and for train mode, and the default of the rate."""
     try:
         parameters = inspect.signature(subject.reading.call or subject.target).parameters
     except (TypeError, ValueError):
@@ -188,7 +188,7 @@ def _on_weights(runs: list[FollowedCall], still: FollowedCall, declared: bool) -
 
 
 def _factors(product: WeightedValues, base: WeightedValues | None) -> Tensor | None:
-    """By what dropout multiplied each weight; NaN where there was no weight to speak of. (..., Lq, Lk)"""
+    """The factor of dropout for each weight, (..., Lq, Lk); NaN where the weight is negligible."""
     factor = _ratio(product)
     usual = None if base is None else _ratio(base)
     if factor is None or usual is None or usual.shape != factor.shape:

@@ -55,7 +55,7 @@ class _DerivativePoint:
     exact: bool  # in float64, so that differences mean something
 
     def out(self) -> Tensor:
-        """On copies, so that a target that writes into its inputs does not move the point."""
+        """The output for copies of the inputs, so that a target that writes into them does not move the point."""
         with self.subject.training(), seeded(0):
             return self.subject(self.inputs.map(Tensor.clone)).out
 
@@ -217,7 +217,7 @@ def _zero_rows(grad: Tensor) -> Tensor | None:
 
 
 def _change(point: _DerivativePoint, tensor: Tensor, where: Tensor) -> float:
-    """By how much of its size the output changes when part of a tensor does."""
+    """The relative change of the output when part of a tensor changes."""
     with torch.no_grad():
         before, kept = point.out(), tensor.detach().clone()
         tensor += where * _direction(tensor)

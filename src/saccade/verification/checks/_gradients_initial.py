@@ -29,7 +29,7 @@ _finding = partial(Finding, "gradients", "gradients")
 
 
 def at_the_start(subject: Subject) -> Iterator[Finding]:
-    """At most one finding about a module's initial weights: saturated softmax, zero logits or a vanishing output."""
+    """One finding or none about a module's initial weights: saturated softmax, zero logits or a vanishing output."""
     if subject.module is None or subject.form in ("attention", "tokens"):
         return
     finding = next(_of_logits(subject), None) or _vanishing(subject)

@@ -119,7 +119,7 @@ def _wrong_products(subject: Subject) -> Iterator[Finding]:
 
 
 def _off_diagonals(products: Tensor) -> float:
-    """By how much (B, H, L, L) differs along its diagonals, of the largest entry."""
+    """The largest difference along a diagonal of (B, H, L, L), relative to the largest entry."""
     length = products.shape[-1]
     return max(_spread(products.diagonal(n, -2, -1), products) for n in range(1 - length, length))
 

@@ -72,7 +72,7 @@ class _PaddedSubject:
 
 
 def _run(subject: Subject) -> Iterator[Finding]:
-    """With a context: the padding of both sequences."""
+    """Findings about padding, of both sequences if there is a context."""
     parts = [part for part in (subject, subject.own_part) if part is not None and part.reading.masks] or [subject]
     reasons: list[Inapplicable] = []
     conventions: list[str] = []

@@ -125,7 +125,7 @@ def _saved(subject: Subject) -> Iterator[Finding]:
 
 
 def _masks_taken(subject: Subject, inputs: NamedInputs) -> Iterator[dict[str, Any]]:
-    """Without a mask, and with those that it takes; a call gives them the dtype and device of its inputs."""
+    """The masks to try: none, and those that the target accepts; a call gives them its inputs' dtype and device."""
     yield {}
     if subject.takes("B"):
         yield {"padding": torch.ones(inputs.batch, inputs.key_length, dtype=torch.bool)}

@@ -227,7 +227,7 @@ def _inaccurate(wide: _WidenedCall, dtype: torch.dtype, out: Tensor) -> Iterator
 
 
 def _rounding(wide: _WidenedCall, dtype: torch.dtype) -> float:
-    """By how much the output moves when inputs and parameters move by one unit of `dtype`, at most of three times."""
+    """The largest change of the output, in three tries, when inputs and parameters move by one unit of `dtype`."""
     unit = torch.finfo(dtype).eps
     largest = float(wide.out.abs().max()) * unit / 2  # the output itself is rounded, too
     for seed in range(3):

@@ -155,7 +155,7 @@ def _visible(logits: Tensor) -> Tensor:
 
 
 def _centred(scores: Tensor, visible: Tensor) -> Tensor:
-    """Without what all items share, a bias, and without what a whole row shares, which the softmax forgets."""
+    """The scores minus their mean over items (a bias) and over each row, which the softmax ignores."""
     scores = torch.where(visible, scores, 0.0)
     if len(scores) > 1:
         scores = scores - scores.mean(0, keepdim=True)

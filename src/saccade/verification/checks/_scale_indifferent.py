@@ -119,7 +119,7 @@ def _attentions(subject: Subject, inputs: NamedInputs) -> tuple[TracedAttention,
 
 
 def _redrawn(inputs: NamedInputs, names: Sequence[str]) -> NamedInputs | None:
-    """With other numbers in these, None where none of them is there."""
+    """The inputs with new random numbers in the tensors named; None if no such tensor is among them."""
     own = [name for name in names if name in inputs.tensors]
     generator = torch.Generator().manual_seed(3)
 

@@ -72,7 +72,7 @@ def report_lines(report: Results, width: int = WIDTH) -> Iterator[Line]:
 
 
 def _clean(lines: Iterable[Line]) -> Iterator[Line]:
-    """Without control characters, which a target may have put into its errors and which move a terminal's cursor."""
+    """The lines without control characters, which a target's errors may hold and which move a terminal's cursor."""
     for line in lines:
         yield tuple(
             StyledText("".join(character if character.isprintable() else "?" for character in text), style)

@@ -378,8 +378,8 @@ def _descriptor(connection: Connection[Any, Any]) -> int:
 
 
 def _die_with_parent() -> None:
-    """On Linux the kernel ends the child when its parent is killed, and keeps all that it starts below it, so that
-    `_started_by` finds it."""
+    """Let Linux end the child when its parent is killed, and keep its descendants below it, so that `_started_by`
+    finds them."""
     if sys.platform == "linux":
         import ctypes
 

@@ -82,7 +82,7 @@ def _of_tokens(part: Any) -> Any:
 
 
 def _positioned_part(module: Any) -> tuple[Any, str, tuple[str, ...]]:
-    """The part of a model that gives something for each position, and the name of it: a classifier's body."""
+    """The submodule with an output for each position, such as a classifier's body, and its name."""
     for part in dict.fromkeys((module, module.base_model)):
         try:
             returned = _of_tokens(part)
@@ -140,8 +140,8 @@ def _vision(module: Any, promise: Promise) -> Subject:
 
 
 def _windows(config: Any) -> frozenset[int | None]:
-    """By how many tokens before its own a layer's attention is limited, for layers that differ; {None} where the
-    configuration says nothing by layer."""
+    """The different left windows of the layers, None for full attention; {None} if the configuration has no types of
+    layers."""
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     kinds = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
     if not kinds:

@@ -99,7 +99,7 @@ class T5Encoder(TextEncoder):
 
     @cached_property
     def tokenizer(self) -> TextTokenizer | SentencePieceTokenizer:  # type: ignore[override]
-        """As of the whole model."""
+        """The tokenizer of the whole model."""
         return super().tokenizer if self.folder is None else open_either(self.folder, self.longest)
 
     def embed(
@@ -135,7 +135,7 @@ def t5_block(settings: CheckpointSettings, request: Request) -> BlockConfig:
 
 
 def _activation(settings: CheckpointSettings, usual: str) -> str:
-    """As `feed_forward_proj` names it, unless its parts, `is_gated_act` and `dense_act_fn`, are named too."""
+    """The activation by `feed_forward_proj`, unless its parts, `is_gated_act` and `dense_act_fn`, are given too."""
     gated, name = settings.choice("feed_forward_proj", PROJECTIONS, usual)
     return settings.choice("dense_act_fn", GATED if settings.flag("is_gated_act", gated) else ACTIVATIONS, name)
 

@@ -119,7 +119,7 @@ def usual_size(examples: Sequence[ImageExample], longest: int, multiple: int = 1
 
 
 def spread(examples: Sequence[ImageExample], most: int) -> list[ImageExample]:
-    """At most `SAMPLE` of the examples, evenly spread."""
+    """Up to `most` of the examples, evenly spread."""
     places = np.linspace(0, len(examples) - 1, min(most, len(examples)))
     return [examples[round(place)] for place in places]
 

@@ -46,7 +46,7 @@ class Trial:
 
     @property
     def shown_settings(self) -> dict[str, str]:
-        """As the command line takes them."""
+        """The settings as text for the command line."""
         return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in self.settings.items()}
 
 

@@ -279,7 +279,7 @@ class _Scores:
         raise NotImplementedError
 
     def pull(self, gradient: Tensor) -> Tensor:
-        """From the scores' gradient to the parameter's."""
+        """The gradient of the parameter, from that of the scores."""
         raise NotImplementedError
 
 

@@ -259,7 +259,7 @@ def of_stack(
 
 @contextmanager
 def _captured(stack: Stack, layer: int, *, cross: bool) -> Iterator[dict[str, Tensor]]:
-    """By name, the inputs of the first block, this block and this attention, and this attention's output."""
+    """The inputs of the first block, this block and this attention, and this attention's output, by name."""
     tensors: dict[str, Tensor] = {}
 
     def reads(name: str) -> Any:

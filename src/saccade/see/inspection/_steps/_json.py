@@ -86,7 +86,7 @@ def rows(values: np.ndarray | None, shown: np.ndarray | None) -> list[list[float
 
 
 def shown_keys(scores: Scores, own: int | None) -> np.ndarray | None:
-    """With more keys than a page holds, those with the largest weights under any switch, in order; None: all."""
+    """The keys that a page shows if there are too many: those with the largest weights under any switch; None: all."""
     count = len(scores.products)
     if count <= MOST_KEYS:
         return None

@@ -49,7 +49,7 @@ def product_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> O
 
 
 def _observed(spec: EinsumSpec, *, matrices: bool) -> ObservedProduct | None:
-    """With one axis each for rows, columns and the sum; `matrices`: each factor has all other axes, too."""
+    """The product, if it has one axis each for rows, columns and the sum; `matrices`: both factors have all others."""
     if not spec.out_axes or spec.repeats:
         return None
     # the last axis of the result is of the right factor

@@ -143,7 +143,7 @@ def end(watcher: CallWatcher) -> None:
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Without watchers: for compiled code, which would be compiled again for each watch, or not at all."""
+    """A block without watchers, for compiled code, which would be compiled again for each watch, or not at all."""
     watchers, make_mode = THREAD.held.watchers, type(THREAD.held.mode)
     for watcher in watchers:
         end(watcher)

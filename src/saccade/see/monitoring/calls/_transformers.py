@@ -92,7 +92,7 @@ def _edited(
 
 
 def _without_unused_keys(call: AttentionCall) -> AttentionCall:
-    """Without the unused keys at the end of a static cache: edits count positions from the end."""
+    """The call without unused keys at the end of a static cache: edits count positions from the end."""
     mask, keys = call.mask, call.key.shape[2]
     if not isinstance(mask, Tensor) or mask.shape[-1] != keys or call.query.shape[2] >= keys:
         return call

@@ -56,7 +56,7 @@ class RowOfMap(NamedTuple):
 
 
 class _Pyramid(NamedTuple):
-    """By level from the base on, (rows, keys) float32 of each pool."""
+    """The levels of each pool, from the base on, (rows, keys) float32."""
 
     levels: dict[str, list[np.ndarray]]
 

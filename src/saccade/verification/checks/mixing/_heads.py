@@ -147,7 +147,7 @@ def _keys_and_values(
 
 
 def _busiest(chosen: Tensor, reaching: Tensor) -> Tensor:
-    """Without channels that reach fewer elements than others: gates, which stand beside the query."""
+    """The chosen channels without those that reach fewer elements, such as gates computed beside the query."""
     return chosen & (reaching == reaching[chosen].max()) if chosen.any() else chosen
 
 

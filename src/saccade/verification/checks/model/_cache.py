@@ -75,7 +75,7 @@ def _in_steps(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], make:
 
 
 def _window(subject: Subject) -> int | None:
-    """The window of its layers, if it is short enough to be left behind."""
+    """The window of the model's layers, if texts of a test can be longer than it."""
     config = getattr(subject.target, "config", None)
     window = min((width for width in subject.reading.windows if width), default=getattr(config, "sliding_window", None))
     return window if isinstance(window, int) and 0 < window <= _LONGEST_WINDOW else None

@@ -89,7 +89,7 @@ class _CacheSearch:
         )
 
     def numbered(self, cache: CacheReading) -> CacheReading:
-        """With the argument that takes the numbers of all positions, where naming those from 0 on changes nothing."""
+        """The cache with the argument for position numbers, if passing the numbers from 0 on changes no output."""
         name = next((argument.name for argument in self.clues.of("positions")), None)
         if name is None or cache.position is not None or name in self.clues.given:
             return cache

@@ -206,7 +206,7 @@ _MEANINGS: tuple[Meaning, ...] = ("attend", "additive")
 
 
 def _forms(clues: TargetClues) -> Iterable[Form]:
-    """By what its arguments are called."""
+    """The forms to try, by the names of the arguments."""
     hint = clues.hints.form
     if hint is not None:
         return (hint,)
@@ -366,7 +366,7 @@ def _completed(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Re
 
 
 def _with_groups(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
-    """With fewer key heads than query heads where the target takes them: two for six, which no broadcasting lets by."""
+    """The reading with two key heads for six query heads, which never broadcast, if the target accepts them."""
     heads = 6 if reading.heads == 3 else reading.heads or 1
     kv_heads = (_sizes.kv_heads(clues.target) if clues.is_module else None) or KV_HEADS
     if heads % kv_heads or heads == kv_heads:

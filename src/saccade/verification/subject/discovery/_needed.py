@@ -144,7 +144,7 @@ def _head_width(first: Tensor, target: Any) -> int:
 
 
 def _cos_sin(first: Tensor, target: Any) -> tuple[Tensor, Tensor]:
-    """As transformers gives it: (1, L, D) each, the halves repeated."""
+    """Cosines and sines in the form of transformers: (1, L, D) each, the halves repeated."""
     angles = _angles(first, target)
     twice = torch.cat([angles, angles], -1)[None].expand(first.shape[0], -1, -1)
     return twice.cos().to(first.dtype), twice.sin().to(first.dtype)

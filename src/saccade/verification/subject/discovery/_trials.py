@@ -86,7 +86,7 @@ def sizes_for(reading: Reading) -> TrialSizes:
 
 @contextmanager
 def unnoticed() -> Iterator[None]:
-    """Warnings, random state and the gradient mode are as before afterwards."""
+    """A block that restores warnings, the random state and the gradient mode."""
     state = random.getstate()
     with warnings.catch_warnings(), seeded(None), torch.no_grad():
         warnings.simplefilter("ignore")
