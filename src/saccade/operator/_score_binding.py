@@ -15,8 +15,11 @@ from torch import Tensor
 from ._biases import Bias, Placement, RelativeLine, TensorBias
 from ._call import accumulator_of, standing
 from ._masks import Mask
+from ._programs._captured import reached
 from ._programs._language import Program, evaluate
 from ._programs._recognised_scores import RecognisedScore, recognised
+from ._programs._tracing import NotTraceable
+from ._score_functions import FunctionBias
 from ._scores import Leaves, ProgramBias, Score, leaves_of
 
 _LINE = 2**22  # numbers of a line of distances; where more are needed, the program is computed pair by pair
@@ -51,7 +54,10 @@ class ScoreProblem(NamedTuple):
 
 def bind(score: Score, problem: ScoreProblem) -> BoundScore:
     """The score of one call. Errors name `Score`."""
-    program, tables = score._trace()
+    try:
+        program, tables = score._trace()
+    except NotTraceable as refused:
+        return _as_function(score, refused.reason, problem)
     tables = [_on_device(table, number, problem.query) for number, table in enumerate(tables)]
     whole = ProgramBias.of(program, tables, accumulator_of(problem.query), problem.query.device)
     whole.offset = problem.offset
@@ -60,6 +66,13 @@ def bind(score: Score, problem: ScoreProblem) -> BoundScore:
     if found is not None:
         return found
     return BoundScore(whole, problem.scale, problem.softcap, repr(whole)[len("Score(") : -1])
+
+
+def _as_function(score: Score, reason: str, problem: ScoreProblem) -> BoundScore:
+    captured = reached(score.function).tensors
+    bias = FunctionBias(score.function, captured, reason, problem.query, accumulator_of(problem.query))
+    bias.offset = problem.offset
+    return BoundScore(bias, problem.scale, problem.softcap, f"run by vmap over tiles, because it cannot be traced: {reason}")
 
 
 def _on_device(table: Tensor, number: int, query: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from ._biases import PlacedBias, Placement
-from ._programs._language import Builder, Node, Program, evaluate
+from ._programs._language import LEAVES, Builder, Node, Program, evaluate
+from ._programs._tracing import traced
 
 Leaves = dict[str, Tensor]
 Tensors = tuple[Tensor, ...]
@@ -57,10 +58,12 @@ class Score(PlacedBias):
         self._traced: tuple[Program, Sequence[Tensor]] | None = None
 
     def _trace(self) -> tuple[Program, Sequence[Tensor]]:
-        """The program, the same object for every call, and the captured tensors as they are now."""
-        if self._traced is None:
-            raise NotImplementedError("Score: functions are not traced yet")
-        return self._traced
+        """The program, the same object for every call, and the captured tensors as they are now.
+
+        Raises:
+            NotTraceable: the language cannot say what the function does.
+        """
+        return self._traced or traced(self.function, tuple(LEAVES), name="Score: function")
 
     @classmethod
     def _of_program(cls, program: Program, tables: Sequence[Tensor]) -> Score:
@@ -102,6 +105,10 @@ class ModifiedScores(PlacedBias):
 
     def _apply(self, score: Tensor, loads: Tensors, leaves: Leaves, visible: Tensor | None) -> Tensor:
         """The new scores. Whatever score and loads hold at hidden pairs reaches nothing, derivatives included."""
+        raise NotImplementedError
+
+    def _value(self, score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """The new score of one pair, elementwise, for compilers."""
         raise NotImplementedError
 
     def _tile(self, *_: Any) -> Tensor:
@@ -241,6 +248,16 @@ class ProgramBias(ModifiedScores):
         (new,) = evaluate(self.program, {**leaves, "score": score}, load, score.dtype)
         return new if visible is None else torch.where(visible, new, 0.0)
 
+    def _value(self, score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        def load(node: int, indices: list[Tensor]) -> Tensor:
+            number = int(self.program.nodes[node].value or 0)
+            table = self.tables[number]
+            place = self._flat(number, indices, None, like=k)
+            return (self.parameter if table.tensor is None else table.tensor.flatten())[place]
+
+        leaves = {"score": score, "b": b, "h": h, "q": q, "k": k}
+        return evaluate(self.program, leaves, load, torch.promote_types(score.dtype, torch.float32), like=k)[0]
+
     def _reader(self, program: Program, parameter: Tensor, visible: Tensor | None) -> Callable[..., Tensor]:
         """The `load` of a program: entries of tables, checked at visible pairs."""
 
@@ -255,13 +272,20 @@ class ProgramBias(ModifiedScores):
 
         return load
 
-    def _flat(self, number: int, indices: list[Tensor], visible: Tensor | None) -> Tensor:
-        """The place of entries in the parameter, or in the flattened table of ints, int64."""
+    def _flat(
+        self, number: int, indices: list[Tensor], visible: Tensor | None, like: Tensor | None = None
+    ) -> Tensor:
+        """The place of entries in the parameter, or in the flattened table of ints, int64.
+
+        Args:
+            like: a tensor that constants are filled like, for compilers, where no index can be checked.
+        """
         table = self.tables[number]
-        place = torch.tensor(table.start, device=self._device)
+        place = torch.tensor(table.start, device=self._device) if like is None else torch.full_like(like, table.start)
         step = _size(table.shape)
         for axis, (index, size) in enumerate(zip(indices, table.shape, strict=True)):
-            _check_range(index, size, visible, number, table.shape, axis)
+            if like is None:
+                _check_range(index, size, visible, number, table.shape, axis)
             step //= max(size, 1)
             within = torch.where(index < 0, index + size, index).clamp(0, max(size - 1, 0))
             place = place + within * step

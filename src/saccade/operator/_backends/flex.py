@@ -15,6 +15,7 @@ from torch import Tensor
 from .._biases import RelativeScores, TensorBias
 from .._call import CheckedCall, add_sink
 from .._costs import DERIVATIVES_OF_PYTORCH, Costs, lacks_of_pytorch, lse_bytes, output_bytes, share_of_tiles
+from .._scores import ModifiedScores
 from .._tiles import KEYS, ROWS, by_kv_head
 
 
@@ -30,7 +31,7 @@ def refuses(call: CheckedCall) -> str | None:
         return "FlexAttention does not take empty inputs"
     if call.query.shape[3] < 16 or call.value.shape[3] < 16:
         return "FlexAttention wants at least 16 columns in key and value"
-    if call.bias is not None and not isinstance(call.bias, (TensorBias, RelativeScores)):
+    if call.bias is not None and not isinstance(call.bias, (TensorBias, RelativeScores, ModifiedScores)):
         return f"FlexAttention is given no {type(call.bias).__name__}"
     if call.transformed:
         return "FlexAttention lacks forward-mode and torch.func derivatives"
@@ -101,18 +102,35 @@ def _block_mask(call: CheckedCall) -> Any:
 
 
 def _score_mod(call: CheckedCall) -> Callable[..., Tensor] | None:
-    """softcap, then the bias, as one function of a score and its indices."""
+    """softcap, then the bias or a `Score`, as one function of a score and its indices."""
     bias, softcap = call.bias, call.softcap
     if bias is None and softcap is None:
         return None
-    added = None if bias is None else _bias_at(call)
+    if isinstance(bias, ModifiedScores):
+        last = _modified_at(bias, call)
+    else:
+        added = None if bias is None else _bias_at(call)
+
+        def last(score: Tensor, *pair: Tensor) -> Tensor:
+            return score if added is None else score + added(*pair)
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
         if softcap is not None:
             score = softcap * torch.tanh(score / softcap)
-        return score if added is None else score + added(b, h, row, key)
+        return last(score, b, h, row, key)
 
     return score_mod
+
+
+def _modified_at(bias: ModifiedScores, call: CheckedCall) -> Callable[..., Tensor]:
+    """A `Score` of one (score, b, h, row, key)."""
+    placement, origin = call.placement, 0 if call.mask is None else call.mask._origin()[1]
+
+    def modified(score: Tensor, b: Tensor, h: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        offset = placement if isinstance(placement, int) else placement[b]
+        return bias._value(score, b, h, row + offset + origin, key + origin)
+
+    return modified
 
 
 def _bias_at(call: CheckedCall) -> Callable[..., Tensor]:

@@ -398,13 +398,18 @@ CONST, LOAD = 70, 71
 
 
 def evaluate(
-    program: Program, leaves: dict[str, Tensor], load: Callable[[int, list[Tensor]], Tensor], dtype: torch.dtype
+    program: Program,
+    leaves: dict[str, Tensor],
+    load: Callable[[int, list[Tensor]], Tensor],
+    dtype: torch.dtype,
+    like: Tensor | None = None,
 ) -> list[Tensor]:
     """The outputs, computed with tensors that broadcast: floats in `dtype`, ints in int64.
 
     Args:
         leaves: what the program names of `LEAVES`.
         load: `load(node, indices)` gives the entries of the table of that node; ints in int64, floats in `dtype`.
+        like: a tensor that constants are filled like, for compilers that take no new tensors; None: of their own.
     """
     device = next(iter(leaves.values())).device if leaves else torch.device("cpu")
     dtypes = {"float": dtype, "int": torch.int64, "bool": torch.bool}
@@ -412,7 +417,10 @@ def evaluate(
     for n, node in enumerate(program.nodes):
         args = [values[arg] for arg in node.args]
         if node.op == "const":
-            values.append(torch.tensor(node.value, dtype=dtypes[node.kind], device=device))
+            if like is None:
+                values.append(torch.tensor(node.value, dtype=dtypes[node.kind], device=device))
+            else:
+                values.append(torch.full_like(like, node.value, dtype=dtypes[node.kind]))  # type: ignore[arg-type]
         elif node.op in LEAVES:
             values.append(leaves[node.op])
         elif node.op == "load":
