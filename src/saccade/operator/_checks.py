@@ -46,7 +46,7 @@ def make_call(
     scaling, cap, description = _scale(scale, width), _softcap(softcap), None
     if isinstance(bias, Score):
         problem = ScoreProblem(query, length_k, mask, scaling, cap, bias.offset)
-        bias, scaling, cap, description = bind(bias, problem)
+        mask, bias, scaling, cap, description = bind(bias, problem)
     return CheckedCall(
         query,
         key,

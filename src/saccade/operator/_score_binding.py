@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ._biases import Bias, Placement, RelativeLine, TensorBias
 from ._call import accumulator_of, standing
-from ._masks import Mask
+from ._masks import Mask, Predicate
+from ._masks._placement import At, Slice
 from ._programs._captured import reached
-from ._programs._language import Program, evaluate
+from ._programs._language import Node, Program, evaluate
 from ._programs._recognised_scores import RecognisedScore, recognised
 from ._programs._tracing import NotTraceable
 from ._score_functions import FunctionBias
@@ -28,6 +29,7 @@ _LINE = 2**22  # numbers of a line of distances; where more are needed, the prog
 class BoundScore(NamedTuple):
     """A `Score` in the terms of one call, and a line for `explain`."""
 
+    mask: Mask | None
     bias: Bias | None
     scale: float
     softcap: float | None
@@ -65,14 +67,15 @@ def bind(score: Score, problem: ScoreProblem) -> BoundScore:
     found = None if known is None else _as_known(known, whole, problem)
     if found is not None:
         return found
-    return BoundScore(whole, problem.scale, problem.softcap, repr(whole)[len("Score(") : -1])
+    return BoundScore(problem.mask, whole, problem.scale, problem.softcap, repr(whole)[len("Score(") : -1])
 
 
 def _as_function(score: Score, reason: str, problem: ScoreProblem) -> BoundScore:
     captured = reached(score.function).tensors
     bias = FunctionBias(score.function, captured, reason, problem.query, accumulator_of(problem.query))
     bias.offset = problem.offset
-    return BoundScore(bias, problem.scale, problem.softcap, f"run by vmap over tiles, because it cannot be traced: {reason}")
+    description = f"run by vmap over tiles, because it cannot be traced: {reason}"
+    return BoundScore(problem.mask, bias, problem.scale, problem.softcap, description)
 
 
 def _on_device(table: Tensor, number: int, query: Tensor) -> Tensor:
@@ -100,14 +103,64 @@ def _as_known(known: RecognisedScore, whole: ProgramBias, problem: ScoreProblem)
     if problem.softcap is not None and (known.softcap is not None or known.factor != 1.0):
         return None  # the call's softcap comes first
     scale = problem.scale * known.factor
-    if not math.isfinite(scale):
+    mask = problem.mask if known.shown is None else _joined(problem.mask, _mask(known.shown, problem))
+    if not math.isfinite(scale) or (known.shown is not None and mask is None):
         return None
     bias: Bias | None = None
-    if known.term is not None:
+    if known.form == "program":
+        assert known.term is not None
+        bias = ProgramBias(known.term, whole.tables, whole.parameter)
+        bias.offset = problem.offset
+    elif known.term is not None:
         bias = _distances(known.term, whole, problem) if known.form == "distance" else _level(known, whole, problem)
         if bias is None:
             return None
-    return BoundScore(bias, scale, known.softcap or problem.softcap, f"recognised as {known}")
+    return BoundScore(mask, bias, scale, known.softcap or problem.softcap, f"recognised as {known}")
+
+
+_masks: WeakKeyDictionary[Program, dict[tuple[int | None, int | None], Mask]] = WeakKeyDictionary()
+
+
+def _mask(shown: Program, problem: ScoreProblem) -> Mask:
+    """The mask of a program without tables: the same value for every call, so that kernels keep its tiles."""
+    depends = shown.depends[shown.outputs[0]]
+    batch, heads = (size if name in depends else None for name, size in zip("bh", problem.query.shape, strict=False))
+    known = _masks.setdefault(shown, {})
+    if (batch, heads) not in known:
+        known[batch, heads] = Predicate(_Shown(shown.nodes, shown.outputs), batch=batch, heads=heads)
+    mask = known[batch, heads]
+    return mask if problem.offset is None else mask.at(problem.offset)
+
+
+class _Shown:
+    """A program as the function of a `Predicate`."""
+
+    def __init__(self, nodes: tuple[Node, ...], outputs: tuple[int, ...]) -> None:
+        self.program = Program(nodes, outputs)
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        given = {"b": b, "h": h, "q": q, "k": k}
+        leaves = {node.op: given[node.op] for node in self.program.nodes if node.op in given}
+        return evaluate(self.program, leaves, _no_table, torch.float64)[0]
+
+
+def _no_table(node: int, indices: list[Tensor]) -> Tensor:
+    raise AssertionError("a mask that is taken out of a score reads no table")
+
+
+def _joined(mask: Mask | None, more: Mask) -> Mask | None:
+    """`mask & more`, where `more` stands as `mask` does; None where they stand in different places."""
+    if mask is None:
+        return more
+    try:
+        if isinstance(mask, At | Slice) and more.placement() == "open":
+            inner = _joined(mask.part, more)
+            if inner is None or (isinstance(mask, Slice) and mask.lengths is None and inner.placement() == "open"):
+                return None
+            return mask.replaced(part=inner)
+        return mask & more
+    except ValueError:
+        return None
 
 
 def _level(known: RecognisedScore, whole: ProgramBias, problem: ScoreProblem) -> Bias | None:

@@ -83,13 +83,15 @@ class _Replaced(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def value(tensor: Tensor) -> Tensor:
             known = self.values.get(id(tensor))
-            if known is None and tensor.is_leaf and tensor.requires_grad and tensor.grad_fn is None:
-                if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-                    raise ValueError(
-                        f"Score: the function reads a tensor {tuple(tensor.shape)} that requires a gradient and is out "
-                        "of sight; capture it by a closure, or as an attribute"
-                    )
-            return tensor if known is None else known
+            if known is not None:
+                return known
+            ordinary = not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+            if ordinary and tensor.is_leaf and tensor.requires_grad:
+                raise ValueError(
+                    f"Score: the function reads a tensor {tuple(tensor.shape)} that requires a gradient and is out of "
+                    "sight; capture it by a closure, or as an attribute"
+                )
+            return tensor
 
         args, kwargs = tree_map_only(Tensor, value, (args, kwargs or {}))
         return func(*args, **kwargs)

@@ -272,9 +272,7 @@ class ProgramBias(ModifiedScores):
 
         return load
 
-    def _flat(
-        self, number: int, indices: list[Tensor], visible: Tensor | None, like: Tensor | None = None
-    ) -> Tensor:
+    def _flat(self, number: int, indices: list[Tensor], visible: Tensor | None, like: Tensor | None = None) -> Tensor:
         """The place of entries in the parameter, or in the flattened table of ints, int64.
 
         Args:
@@ -304,7 +302,8 @@ class ProgramBias(ModifiedScores):
     _home: torch.device = torch.device("cpu")
 
     def __repr__(self) -> str:
-        return f"Score(a program of {operations(self.program)} operations)"
+        count = operations(self.program)
+        return f"Score(a program of {count} operation{'s' * (count != 1)})"
 
 
 @dataclass(frozen=True)

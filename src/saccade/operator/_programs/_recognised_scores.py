@@ -1,18 +1,18 @@
 """What a score program is in terms that have kernels: softcap, scale, scores of rows, of keys, of distances.
 
-Proved from the program's structure, never from samples. The form is `cap(factor * score) + term`, where `cap` may be
-missing and `term` does not depend on the score; and what the term depends on decides.
+Proved from the program's structure, never from samples. The form is `where(shown, cap(factor * score) + term, -inf)`,
+where `cap` may be missing, and neither `shown` nor `term` depends on the score; what the term depends on decides.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ._language import Builder, Node, Program
 
-Form = Literal["none", "constant", "query", "key", "distance"]
+Form = Literal["none", "constant", "query", "key", "distance", "program"]
 
 # Of a table only what is linear: elsewhere a hidden pair's infinite slope could reach it.
 _LINEAR = frozenset({"load", "add", "sub", "neg", "where", "mul", "div"})
@@ -23,24 +23,55 @@ _FINITE_TOO = frozenset({"ceil", "round", "trunc", "where", "to_float", "const"}
 
 @dataclass(frozen=True)
 class RecognisedScore:
-    """`softcap(factor * score) + term`."""
+    """`softcap(factor * score) + term` where `shown`, else -inf. Output 0 of a program is its value.
+
+    In the form "program" the term is the new score itself.
+    """
 
     factor: float = 1.0
     softcap: float | None = None
     form: Form = "none"
-    term: Program | None = None  # output 0 is the term
+    term: Program | None = None
+    shown: Program | None = None
 
     def __str__(self) -> str:
         terms = {"constant": "a constant per head", "query": "a term (b, h, q)", "key": "a term (b, h, k)"}
-        parts = [f"scale {self.factor:g}"] if self.factor != 1.0 and self.softcap is None else []
+        parts = ["a mask"] if self.shown is not None else []
+        parts += [f"scale {self.factor:g}"] if self.factor != 1.0 and self.softcap is None else []
         parts += [f"softcap {self.softcap:g}"] if self.softcap is not None else []
-        if self.form != "none":
+        if self.form == "program":
+            parts.append("a program")
+        elif self.form != "none":
             parts.append("distances (h, k - q)" if self.form == "distance" else terms[self.form])
         return " and ".join(parts) or "the score itself"
 
 
 def recognised(program: Program) -> RecognisedScore | None:
     """The known form of a program; None where it has none."""
+    rest, shown = _shown(program)
+    known = _added(rest)
+    if shown is None:
+        return known
+    return replace(known or RecognisedScore(form="program", term=rest), shown=shown)
+
+
+def _shown(program: Program) -> tuple[Program, Program | None]:
+    """What stands inside of `where(shown, score, -inf)`, and the condition."""
+    depends, node = program.depends, program.outputs[0]
+    build = Builder()
+    here = build.copy(program)
+    shown: int | None = None
+    while (choice := program.nodes[node]).op == "where" and not depends[choice.args[0]] & {"score", "table"}:
+        hidden = [program.nodes[arg].value == -math.inf for arg in choice.args[1:]]
+        if hidden not in ([False, True], [True, False]):
+            break
+        condition = here[choice.args[0]] if hidden[1] else build.of("not", here[choice.args[0]])
+        shown = condition if shown is None else build.of("and", shown, condition)
+        node = choice.args[1] if hidden[1] else choice.args[2]
+    return build.program(here[node]), None if shown is None else build.program(shown)
+
+
+def _added(program: Program) -> RecognisedScore | None:
     depends = program.depends
     split = _split(program, depends, program.outputs[0])
     if split is None:
