@@ -246,6 +246,7 @@ class ProgramBias(ModifiedScores):
         if visible is not None:
             score = torch.where(visible, score, 0.0)
         (new,) = evaluate(self.program, {**leaves, "score": score}, load, score.dtype)
+        new = new.expand(score.shape)  # a program need not read the score
         return new if visible is None else torch.where(visible, new, 0.0)
 
     def _value(self, score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
