@@ -4,6 +4,7 @@
         attention, attention_with_lse, merge    exact, on CPUs and GPUs, in linear memory
         attention_weights, statistics           weights of chosen rows; entropy, masses and norms of all
         explain                                 which backend a call takes, and why
+        flex_attention                          PyTorch's FlexAttention, argument for argument, that trains on CPUs
         Causal, Window, Padding, Documents ...  masks as values: combine them with & | ~
         ALiBi, RelativeBias, Score, Dropout     biases, score functions and dropout as values
         accelerate                              any PyTorch model on Saccade's CPU kernels
@@ -74,6 +75,7 @@ __all__ = [
     "diagram",
     "draw",
     "explain",
+    "flex_attention",
     "head_importance",
     "intervene",
     "merge",
@@ -122,6 +124,7 @@ _HOMES = {  # of all names but the masks
     "diagram": "see.viewer._diagram",
     "draw": "see.viewer",
     "explain": "operator._explain",
+    "flex_attention": "operator._flex_attention",
     "head_importance": "see.attribution",
     "intervene": "see.intervention",
     "merge": "operator._attention",
@@ -194,6 +197,7 @@ if TYPE_CHECKING:
     from .operator._biases import ALiBi, RelativeBias
     from .operator._dropout import Dropout
     from .operator._explain import Plan, explain
+    from .operator._flex_attention import flex_attention
     from .operator._masks import (
         Blocks,
         Causal,

@@ -11,10 +11,11 @@ from types import TracebackType
 
 from torch import nn
 
-from ..interception._hooks import mha_handled_by, sdpa_handled_by
+from ..interception._hooks import flex_handled_by, mha_handled_by, sdpa_handled_by
 from ..operator._backends.native import _kernels
 from ..support._shared_cores import shared_cores
 from ._answers import answer, answer_mha
+from ._flex_answers import answer_flex
 from ._model import AcceleratedModel
 from ._thread import THREAD, ActiveAccelerations, CallCounts
 
@@ -73,6 +74,7 @@ class Acceleration(CallCounts):
                 with ExitStack() as blocks:
                     blocks.enter_context(sdpa_handled_by(answer))
                     blocks.enter_context(mha_handled_by(answer_mha))
+                    blocks.enter_context(flex_handled_by(answer_flex))
                     blocks.enter_context(shared_cores())
                     held.blocks = blocks.pop_all()
             held.on = (*held.on, self)

@@ -20,6 +20,7 @@ from ._backends.native import _kernels
 T = TypeVar("T")
 
 _LINE = 64  # bytes
+_SMALL = 2**20  # bytes
 WHOLE = 2**16  # rows of a product beside which reading the whole weight costs under 1 % of the time
 _STRIDE = 251  # of the entries compared where there are no native kernels
 
@@ -177,6 +178,9 @@ def _contents(tensor: Tensor) -> Any:
         return 0
     if _kernels.module is None:
         return hash(memory.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    size = memory.nbytes
+    if size < _SMALL and memory.is_contiguous():  # to wake other threads, or to begin at each number, costs more
+        return _kernels.module.digests(memory.data_ptr(), 1, size, size, 1, 0, 1, 1)[0]
     return _kernels.module.digests(memory.data_ptr(), *_matrix(memory), 1, 0, 1, torch.get_num_threads())[0]
 
 

@@ -180,10 +180,11 @@ class _Walk:
             self.unknown(value)
 
     def function(self, value: types.FunctionType) -> None:
-        if _is_trusted(value.__module__):
-            self.key.append(value)
-            return
         code = value.__code__
+        if _is_trusted(value.__module__):
+            self.key.append(code if value.__closure__ else value)
+            self._cells(value)  # PyTorch's `and_masks` holds functions of the user
+            return
         named = _named(code)
         self.codes[named] = None
         self.key.append(code)
@@ -195,17 +196,20 @@ class _Walk:
                 self.visit(held)
         for name in named.modules:
             self.visit(sys.modules.get(name))
-        for cell in value.__closure__ or ():
-            try:
-                self.visit(cell.cell_contents)
-            except ValueError:
-                self.key.append(_MISSING)
+        self._cells(value)
         if value.__defaults__:
             self.visit(value.__defaults__)
         if value.__kwdefaults__:
             self.visit(value.__kwdefaults__)
         if value.__dict__:
             self._named_in(value.__dict__)
+
+    def _cells(self, value: types.FunctionType) -> None:
+        for cell in value.__closure__ or ():
+            try:
+                self.visit(cell.cell_contents)
+            except ValueError:
+                self.key.append(_MISSING)
 
     def method(self, value: types.MethodType) -> None:
         self.key.append(types.MethodType)
