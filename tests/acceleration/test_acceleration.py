@@ -139,8 +139,8 @@ def test_install_is_for_the_thread_that_calls_it_and_uninstall_for_any(x):
 def test_the_counts_print_themselves(x):
     run = saccade.accelerate()
     assert str(run) == (
-        "saccade.accelerate(): no call of F.scaled_dot_product_attention was seen (attention written as products and a "
-        "softmax is not seen)"
+        "saccade.accelerate(): no call of F.scaled_dot_product_attention or flex_attention was seen (attention written "
+        "as products and a softmax is not seen)"
     )
     small = saccade.accelerate(torch.nn.Linear(3, 5))
     with small:

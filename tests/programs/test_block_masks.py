@@ -1,4 +1,4 @@
-"""A BlockMask is the mask that PyTorch's compiled kernels make of it: full blocks, and mask_mod in other listed ones."""
+"""A BlockMask is the mask that PyTorch's compiled kernels make of it: full blocks, and mask_mod in other listed."""
 
 from __future__ import annotations
 

@@ -127,13 +127,13 @@ class Acceleration(CallCounts):
     def _calls(self) -> str:
         if not self.calls:
             return (
-                "saccade.accelerate(): no call of F.scaled_dot_product_attention was seen (attention written as "
-                "products and a softmax is not seen)"
+                "saccade.accelerate(): no call of F.scaled_dot_product_attention or flex_attention was seen (attention "
+                "written as products and a softmax is not seen)"
             )
         share = f"{self.taken / self.calls:.0%}"
         lines = [f"saccade.accelerate(): {self.taken} of {self.calls} calls of attention taken ({share})"]
-        kernels = f" ({_kernels.instructions()})"
-        lines += [f"{count:8}  by {name}{kernels}" for name, count in self.backends.most_common()]
+        kernels = {"native": f" ({_kernels.instructions()})"}
+        lines += [f"{count:8}  by {name}{kernels.get(name, '')}" for name, count in self.backends.most_common()]
         lines += [f"{count:8}  left to PyTorch: {reason}" for reason, count in self.left.most_common()]
         if self.traced:
             lines.append(f"{self.traced:8}  of these seen while torch.compile traced; its graphs run uncounted")
@@ -157,6 +157,10 @@ def accelerate(
     half precision without gradients below 2^21 pairs. PyTorch computes dropout densely, so with dropout calls are taken
     from 2^12 pairs on.
 
+    **Calls of FlexAttention** (`torch.nn.attention.flex_attention.flex_attention`) on CPUs, with all gradients, which
+    PyTorch does not compute there: `saccade.flex_attention` answers them at every size, however the function was
+    imported, also as `torch.compile(flex_attention)` and in compiled models, whose graphs end at the call.
+
     **A model's modules**, recognised by what they are made of: linear layers multiply by packed copies of their
     weights, feed-forward layers with their activation and sums in the same pass, and layers of a padded batch compute
     only its real tokens (at padded places they give 0). Each except a plain linear layer is computed both ways before
@@ -170,8 +174,8 @@ def accelerate(
     `nn.TransformerEncoderLayer`, which calls no function, is off in the whole process. With it PyTorch writes zeros at
     padded places, without it what attention gives there. Everything is put back at the end, also after an exception.
 
-    A function imported by name before (`from torch.nn.functional import scaled_dot_product_attention`) is not replaced,
-    and neither is code that calls `torch._C` or `torch.ops`. Where other code replaces the function inside the
+    F.scaled_dot_product_attention imported by name before (`from torch.nn.functional import ...`) is not replaced, and
+    neither is code that calls `torch._C` or `torch.ops`. Where other code replaces the function inside the
     block, its function stays in place afterwards, and its calls go to PyTorch.
     A backward pass through `torch.utils.checkpoint` computes the forward again: put it inside the block, too.
 
