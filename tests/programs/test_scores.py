@@ -5,10 +5,16 @@ Sizes are distinct primes. Some functions are recognised and have kernels, some 
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.attention.flex_attention import flex_attention
 
 import saccade
+from saccade.operator._backends import flex
+from saccade.operator._checks import make_call
 
 B, HQ, HKV, LQ, LK, D, DV = 2, 6, 3, 11, 13, 7, 5
 W = 2 * LK  # distances of a table: more than any pair has
@@ -16,7 +22,7 @@ W = 2 * LK  # distances of a table: more than any pair has
 
 def tables(dtype=torch.float64):
     torch.manual_seed(5)
-    sizes = {"heads": (HQ,), "items": (B, LK), "distances": (HQ, 2 * W), "pairs": (LK, LK), "single": ()}
+    sizes = {"heads": (HQ,), "items": (B, LK), "distances": (HQ, 2 * W), "pairs": (W, W), "single": ()}
     return {name: torch.randn(size, dtype=dtype, requires_grad=True) for name, size in sizes.items()}
 
 
@@ -117,3 +123,171 @@ def test_explain_says_what_a_function_is_recognised_as(name):
     assert plan.score == KNOWN[name]
     found = saccade.attention(*given, bias=score(name, held))
     torch.testing.assert_close(found, dense(name, *given, held)[0], atol=2e-5, rtol=2e-5)
+
+
+def test_functions_that_cannot_be_traced_say_so():
+    held, given = tables(torch.float32), tensors(torch.float32)
+    plan = saccade.explain(*given, bias=score("not traced", held))
+    assert plan.backend == "chunked" and "cannot be traced: " in plan.score and "FunctionBias" in plan.refused["native"]
+
+
+@pytest.mark.parametrize("name", ["relative", "scaled by heads", "rounded index", "not traced"])
+def test_second_derivatives_and_forward_mode(name):
+    torch.manual_seed(3)
+    heads, single, query, key, value = (
+        torch.randn(size, dtype=torch.float64, requires_grad=True)
+        for size in ((2,), (), (1, 2, 3, 2), (1, 1, 3, 2), (1, 1, 3, 1))
+    )
+    rest = {"items": torch.ones(1, 3).double(), "distances": torch.ones(2, 2 * W).double()}
+
+    def call(query, key, value, heads, single):
+        bias = score(name, {"heads": heads, "single": single, **rest})
+        return saccade.attention_with_lse(query, key, value, saccade.Causal(), bias=bias, softcap=2.0)
+
+    given = query, key, value, heads, single
+    assert gradcheck(call, given, check_forward_ad=True, fast_mode=True)
+    assert gradgradcheck(call, given, check_fwd_over_rev=True, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["alibi", "scaled by heads"])
+def test_vmap_over_a_captured_tensor_and_its_gradient(name):
+    held, (query, key, value) = tables(), (x.detach() for x in tensors())
+
+    def total(heads):
+        return saccade.attention(query, key, value, bias=score(name, {**held, "heads": heads})).sin().sum()
+
+    several = torch.randn(3, HQ, dtype=torch.float64)
+    found = torch.func.vmap(torch.func.grad(total))(several)
+    torch.testing.assert_close(found, torch.stack([torch.func.grad(total)(one) for one in several]))
+
+
+HIDDEN = {
+    "division by zero": lambda s, b, h, q, k, t: s + t["heads"][h] / (q - k),
+    "infinite slope": lambda s, b, h, q, k, t: t["heads"][h].abs() * torch.sqrt((s * (q - k)).abs()),
+    "NaN in a table": lambda s, b, h, q, k, t: s * t["broken"][h, k],
+    "index out of range": lambda s, b, h, q, k, t: s * t["heads"][h] + t["short"][q - k - 1],
+    "not traced": lambda s, b, h, q, k, t: torch.stack([s, s * 0 + t["short"][q - k - 1] / (q - k)]).sum(0),
+}
+
+
+@pytest.mark.parametrize("backend", ["chunked", "reference"])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_whatever_stands_at_hidden_pairs_reaches_nothing(name, backend):
+    held, (query, key, value) = tables(), tensors()
+    _, h, q, k = positions()
+    hidden = (q - k <= 0) | (q - k > 3) | (k == 5)
+    held["broken"] = torch.randn(HQ, LK, dtype=torch.float64)
+    held["broken"][:, 5] = torch.nan
+    held["broken"].requires_grad_()
+    held["short"] = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    mask = saccade.Window(3, 0) & ~saccade.Window(0, 0) & saccade.Predicate(lambda b, h, q, k: k != 5)
+    given = [query, key, value, held["heads"], held["broken"], held["short"]]
+    function = HIDDEN[name]
+    bias = saccade.Score(lambda s, b, h, q, k: function(s, b, h, q, k, held))
+    out = saccade.attention(query, key, value, mask, bias=bias, backend=backend)
+    found = gradients([out], given)
+
+    # The formula with harmless values at hidden pairs.
+    q, k = torch.where(hidden, LK, q), torch.where(hidden, LK - 1, k)
+    scores = query @ key.repeat_interleave(HQ // HKV, 1).mT / D**0.5
+    scores = function(torch.where(hidden, 1.0, scores), torch.zeros_like(q), h, q, k, held)
+    weights = torch.softmax(torch.where(hidden, -torch.inf, scores), -1)
+    expected = torch.where(hidden.all(-1, keepdim=True), 0.0, weights) @ value.repeat_interleave(HQ // HKV, 1)
+    expected = torch.where(hidden.all(-1)[..., None], 0.0, expected)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(found, [torch.nan_to_num(one) for one in gradients([expected], given)])
+
+
+@pytest.mark.parametrize("index", [LK, -LK - 1])
+@pytest.mark.parametrize("how", [lambda s: s, torch.square])
+def test_an_index_out_of_range_at_a_visible_pair_is_an_error(index, how):
+    table = torch.zeros(B, LK, dtype=torch.float64)
+    bias = saccade.Score(lambda s, b, h, q, k: how(s) + table[b, torch.where((q == 9) & (k == 4), index, k)])
+    with pytest.raises(IndexError, match=rf"index {index} is out of range for axis 1 \(size {LK}\) of captured tensor 0"):
+        saccade.attention(*tensors(), bias=bias)
+
+
+@pytest.mark.parametrize("offset", [None, 2, [4, 1]])
+@pytest.mark.parametrize("name", ["alibi", "causal", "rows", "not of distances", "not traced"])
+def test_queries_stand_where_they_are_placed(name, offset):
+    held, given = tables(), tensors()
+    bias = score(name, held)
+    placed = bias if offset is None else bias.at(offset)
+    out = saccade.attention(*given, bias=placed)
+    places = torch.tensor([LK - LQ, LK - LQ] if offset is None else [offset] * 2 if offset == 2 else offset)
+    b, h, q, k = positions()
+    q = q - (LK - LQ) + places.view(2, 1, 1, 1)
+    scores = given[0] @ given[1].repeat_interleave(HQ // HKV, 1).mT / D**0.5
+    weights = torch.softmax(FUNCTIONS[name](scores, b, h, q, k, held), -1)
+    torch.testing.assert_close(out, weights @ given[2].repeat_interleave(HQ // HKV, 1))
+    if offset is not None:
+        follows = saccade.attention(*given, (saccade.Causal() | ~saccade.Causal()).at(offset), bias=bias)
+        torch.testing.assert_close(follows, out)
+
+
+@pytest.mark.parametrize("name", ["items", "relative", "causal", "not of distances", "not traced"])
+def test_slices_of_a_call_merge_into_the_whole(name):
+    held, (query, key, value) = tables(), tensors()
+    mask = saccade.Causal() | saccade.Window(3, 3)
+    whole = saccade.attention_with_lse(query, key, value, mask, bias=score(name, held))
+    parts = []
+    for start, stop in ((0, 4), (4, LK)):
+        # A function of the whole problem: `b` and the positions are those of the whole call.
+        part = mask.slice((0, LQ), (start, stop), lengths=(LQ, LK))
+        parts.append(
+            saccade.attention_with_lse(
+                query, key[:, :, start:stop], value[:, :, start:stop], part, bias=score(name, held)
+            )
+        )
+    torch.testing.assert_close(saccade.merge(parts), whole)
+
+
+def test_dropout_falls_on_the_weights():
+    held, given = tables(), tensors()
+    dropout = saccade.Dropout(0.4, seed=7)
+    out = saccade.attention(*given, bias=score("squared", held), dropout=dropout)
+    expected = saccade.attention(*given, bias=score("squared", held), dropout=dropout, backend="reference")
+    eye = torch.eye(LK, dtype=torch.float64).expand(B, HKV, LK, LK)
+    kept = saccade.attention(given[0], given[1], eye, bias=score("squared", held), dropout=dropout) != 0
+    weights = torch.softmax((given[0] @ given[1].repeat_interleave(HQ // HKV, 1).mT / D**0.5).square(), -1)
+    torch.testing.assert_close(out, (weights * kept / 0.6) @ given[2].repeat_interleave(HQ // HKV, 1))
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("name", ["scaled by heads", "rounded index", "relative", "inverse causal with a program"])
+def test_tiles_and_threads_change_no_bit_of_a_gradient(name):
+    rows, keys = 263, 521
+    held = tables(torch.float32)
+    held["distances"] = torch.randn(HQ, 2 * keys, requires_grad=True)
+    held["items"] = torch.randn(B, keys, requires_grad=True)
+    function = FUNCTIONS[name]
+
+    def run():
+        given = tensors(torch.float32, rows=rows, keys=keys)
+        bias = saccade.Score(lambda s, b, h, q, k: function(s, b, h, q, k, held))
+        out = saccade.attention(*given, bias=bias, backend="chunked")
+        return [out, *gradients([out], [*given, held["heads"], held["items"], held["single"], held["distances"]])]
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        first = run()
+        torch.set_num_threads(3)
+        second = run()
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("mask", [None, saccade.Causal().slice((2, 2 + LQ), (3, 3 + LK), lengths=(17, 19))])
+@pytest.mark.parametrize("name", ["alibi", "inverse causal with a program", "scaled by heads", "not traced"])
+def test_eager_flex_receives_the_same_function(name, mask):
+    held = tables(torch.float32)
+    held["items"] = torch.randn(B, 19)
+    given = [torch.randn(x.shape) for x in tensors()]
+    call = make_call(*given, mask, bias=score(name, held), softcap=1.5, needs_lse=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # eager flex_attention warns that it is not compiled
+        found = flex.attend(call, flex_attention)
+    expected = saccade.attention_with_lse(*given, mask, bias=score(name, held), softcap=1.5, backend="reference")
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)

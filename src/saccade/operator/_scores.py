@@ -286,8 +286,7 @@ class ProgramBias(ModifiedScores):
             if like is None:
                 _check_range(index, size, visible, number, table.shape, axis)
             step //= max(size, 1)
-            within = torch.where(index < 0, index + size, index).clamp(0, max(size - 1, 0))
-            place = place + within * step
+            place = place + index.clamp(0, max(size - 1, 0)) * step
         return place
 
     @property
@@ -370,14 +369,15 @@ def _check_range(
 ) -> None:
     if torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(index):
         return
-    outside = (index < -size) | (index >= size)
+    outside = (index < 0) | (index >= size)  # the program has wrapped negative ones
     if not outside.any():
         return
     if visible is not None:
         outside = outside & visible
         if not outside.any():
             return
-    worst = index.expand(outside.shape)[outside][0].item()
+    worst = int(index.expand(outside.shape)[outside][0])
+    worst = worst - size if worst < 0 else worst
     raise IndexError(
         f"Score: index {worst} is out of range for axis {axis} (size {size}) of captured tensor {table}, shape {shape}"
     )
