@@ -203,7 +203,9 @@ def test_whatever_stands_at_hidden_pairs_reaches_nothing(name, backend):
 def test_an_index_out_of_range_at_a_visible_pair_is_an_error(index, how):
     table = torch.zeros(B, LK, dtype=torch.float64)
     bias = saccade.Score(lambda s, b, h, q, k: how(s) + table[b, torch.where((q == 9) & (k == 4), index, k)])
-    with pytest.raises(IndexError, match=rf"index {index} is out of range for axis 1 \(size {LK}\) of captured tensor 0"):
+    with pytest.raises(
+        IndexError, match=rf"index {index} is out of range for axis 1 \(size {LK}\) of captured tensor 0"
+    ):
         saccade.attention(*tensors(), bias=bias)
 
 
