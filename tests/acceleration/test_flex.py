@@ -130,3 +130,17 @@ def test_observers_see_a_call_of_flex_attention():
         model(x)
     (record,) = watched.calls
     assert record.source == "flex_attention"
+
+
+def test_observers_keep_and_edit_a_call_of_flex_attention():
+    model, x = Model(), torch.randn(B, L, 13)
+    with saccade.accelerate(), torch.no_grad():
+        expected = model(x)
+        with saccade.watch(model, keep=True) as watched:
+            model(x)
+        with saccade.intervene(model, {0: saccade.intervention.Ablate(heads=[1])}):
+            changed = model(x)
+        with torch.no_grad():
+            model.out.weight[:, D : 2 * D] = 0
+        torch.testing.assert_close(changed, model(x), rtol=1e-4, atol=1e-5)
+    assert not watched.unobserved and not torch.allclose(changed, expected)

@@ -13,9 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..interception._hooks import FlexCall
-from ..operator import _observers
-from ..operator._attention import choose
-from ..operator._call import AttentionCall
+from ..operator._attention import choose, run
 from ..operator._checks import make_call
 from ..operator._flex_attention import check_options, flex_call, flex_output
 from ._thread import THREAD, NotOfTokens, counted
@@ -34,7 +32,9 @@ def answer_flex(call: FlexCall, proceed: Callable[[], Any]) -> Any:
     check_options(call.return_lse, call.return_aux, call.kernel_options)
     meaning = flex_call(*call[:7])
     wants_lse = call.return_lse or (call.return_aux is not None and call.return_aux.lse)
-    out, lse = _observed(meaning, wants_lse) if _observers.THREAD.observers else _computed(meaning, wants_lse)
+    checked = make_call(meaning.query, meaning.key, meaning.value, **meaning.arguments(), needs_lse=wants_lse)
+    out, lse = run(checked, "auto", SOURCE)
+    counted(choose(checked, "auto")[1], "", False)
     return flex_output(meaning, out, lse if wants_lse else None, call.query.dtype, call.return_aux)
 
 
@@ -48,25 +48,3 @@ def _left(call: FlexCall) -> str | None:
     if torch._C._len_torch_dispatch_stack() > 0:
         return "flex_attention: a dispatch mode wants to see PyTorch's operators"
     return None
-
-
-def _computed(meaning: AttentionCall, wants_lse: bool) -> tuple[Tensor, Any]:
-    call = make_call(meaning.query, meaning.key, meaning.value, **meaning.arguments(), needs_lse=wants_lse)
-    module, name, _ = choose(call, "auto")
-    found: tuple[Tensor, Any] = module.run(call)
-    counted(name, "", False)
-    return found
-
-
-def _observed(meaning: AttentionCall, wants_lse: bool) -> tuple[Tensor, Any]:
-    """As `_computed`, and notifies the observers of this thread, which do not see the call anywhere else."""
-    edits = _observers.edits_of(SOURCE)
-    if edits is not None and wants_lse:
-        raise ValueError("intervene: the lse of a call of flex_attention is asked for, which no edit can give")
-    with _observers.aside() as observers:
-        if edits is not None:
-            edited = edits.answered(meaning, lambda changed: _computed(changed, False)[0])
-            return _observers.notify_edited(observers, edited, SOURCE), None
-        out, lse = _computed(meaning, wants_lse)
-        _observers.notify(observers, meaning.observed(out, SOURCE))
-    return out, lse

@@ -113,7 +113,7 @@ def attention(
         if out is not None:
             return out
     call = make_call(query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout)
-    return _run(call, backend)[0]
+    return run(call, backend)[0]
 
 
 @with_arguments_of(attention)
@@ -131,25 +131,29 @@ def attention_with_lse(*args: Any, backend: str = "auto", **options: Any) -> tup
         >>> torch.allclose(lse, torch.logsumexp(query @ key.mT / 4, dim=-1), atol=1e-5)
         True
     """
-    return _run(make_call(*args, **options, needs_lse=True), backend)
+    return run(make_call(*args, **options, needs_lse=True), backend)
 
 
-def _run(call: CheckedCall, backend: str) -> tuple[Tensor, Any]:
-    """out and, where the call needs it, lse; the observers of this thread are notified."""
+def run(call: CheckedCall, backend: str, source: str = "saccade.attention") -> tuple[Tensor, Any]:
+    """out and, where the call needs it, lse; the observers of this thread are notified of a call of `source`."""
     if not _observers.THREAD.observers:
         found: tuple[Tensor, Any] = choose(call, backend)[0].run(call)
         return found
-    edits = _observers.edits_of("saccade.attention")
+    edits = _observers.edits_of(source)
     with _observers.aside() as observers:
         if edits is not None:
-            return _edited(call, backend, edits, observers)
+            return _edited(call, backend, source, edits, observers)
         out, lse = choose(call, backend)[0].run(call)
-        _observers.notify(observers, call.observed(out, "saccade.attention"))
+        _observers.notify(observers, call.observed(out, source))
     return out, lse
 
 
 def _edited(
-    call: CheckedCall, backend: str, edits: _observers.CallEdits, observers: tuple[_observers.Observer, ...]
+    call: CheckedCall,
+    backend: str,
+    source: str,
+    edits: _observers.CallEdits,
+    observers: tuple[_observers.Observer, ...],
 ) -> tuple[Tensor, Any]:
     if call.needs_lse:
         raise ValueError("intervene: the lse of a call is asked for (attention_with_lse), which no edit can give")
@@ -159,7 +163,7 @@ def _edited(
         out: Tensor = choose(checked, backend)[0].run(checked)[0]
         return out
 
-    return _observers.notify_edited(observers, edits.answered(call, compute), "saccade.attention"), None
+    return _observers.notify_edited(observers, edits.answered(call, compute), source), None
 
 
 def choose(call: CheckedCall, backend: str) -> tuple[Any, str, str]:
