@@ -33,7 +33,8 @@ template <class Math, class T> class BackwardPass {
     std::shared_ptr<const WorkList> list;
     float* sums = nullptr;  // dq as float, (B, Hq, Lq, D), unless `direct`
     std::atomic<bool> failed{false};
-    Turns query_turns, bias_turns, end_turns;
+    Turns query_turns, bias_turns, end_turns, table_turns;
+    const int64_t table_size;  // floats of a program's tables, whose gradient each task sums on its own; 0: not wanted
 
     // The memory of a task. Operands b of a product are rows of `columns` units, `pack` rows together.
     struct Desk {
@@ -59,7 +60,7 @@ template <class Math, class T> class BackwardPass {
           value_columns(up_to(p.value_width, lanes)), grains(up_to(p.length_k, grain) / grain),
           block_grains(std::clamp<int64_t>((1 << 19) / (4 * grain * (3 * columns + 2 * value_columns)) / 2 * 2, 1, most_grains)),
           block_keys(block_grains * grain), key_blocks(up_to(grains, block_grains) / block_grains),
-          blocks(up_to(p.length_q, grain) / grain) {}
+          blocks(up_to(p.length_q, grain) / grain), table_size(p.bias.form == Bias::program && f.d_bias ? f.d_bias_size : 0) {}
 
     void run() {
         const int64_t rows = p.batch * p.heads * p.length_q, heads = p.batch * p.kv_heads;
@@ -68,17 +69,19 @@ template <class Math, class T> class BackwardPass {
         const int64_t query_turns_count = wants_query || bias.form == BiasGradient::rows ? p.batch * p.heads * blocks : 0;
         const int64_t bias_turns_count = bias.shared() ? bias.chains() * blocks * key_blocks : 0;
         const int64_t end_turns_count = bias.at_end() && bias.form != BiasGradient::columns ? p.batch * p.heads : 0;
-        Workspace workspace(sums_bytes + (query_turns_count + bias_turns_count + end_turns_count) * 4);
+        Workspace workspace(sums_bytes + (query_turns_count + bias_turns_count + end_turns_count + 1) * 4);
         sums = static_cast<float*>(workspace.data());
         auto* turn = reinterpret_cast<std::atomic<int32_t>*>(static_cast<char*>(workspace.data()) + sums_bytes);
         if (query_turns_count) query_turns = Turns(turn, &failed);
         if (bias_turns_count) bias_turns = Turns(turn + query_turns_count, &failed);
         if (end_turns_count) end_turns = Turns(turn + query_turns_count + bias_turns_count, &failed);
-        Turns(turn, &failed).clear(query_turns_count + bias_turns_count + end_turns_count);
+        if (table_size) table_turns = Turns(turn + query_turns_count + bias_turns_count + end_turns_count, &failed);
+        Turns(turn, &failed).clear(query_turns_count + bias_turns_count + end_turns_count + 1);
         // Neighbours in time belong to different heads and hardly ever wait for each other.
         const auto task = [&](int64_t n) {
             try {
                 take(n / heads, n % heads / p.kv_heads, n % heads % p.kv_heads);
+                if (table_size) add_tables(n);
             } catch (...) {
                 failed.store(true);
                 throw;
@@ -146,6 +149,7 @@ template <class Math, class T> class BackwardPass {
         walk.start(p, list.get(), b, kv_head, block, block_grains);
         spread_out(desk);
         pack(desk, walk);
+        if (table_size) std::fill_n(tables(), table_size, 0.0f);
         const int64_t group = p.group(), size = bias.local_size(block_keys), first = walk.first_grain * grain;
         const int64_t keys = std::min(p.length_k, walk.last_grain * grain) - first;
         const int64_t low = std::min(walk.low * grain, p.length_q), high = std::min(walk.high * grain, p.length_q);
@@ -165,6 +169,16 @@ template <class Math, class T> class BackwardPass {
                 bias.add(desk.bias_sums + g * size, b, h, first, keys, block_keys, low, high);
                 if (end_turns) end_turns.pass(b * p.heads + h, block + 1);
             }
+    }
+
+    // What a task sums of the tables' gradient.
+    float* tables() const { return static_cast<float*>(scratch(3, table_size * 4)); }
+
+    void add_tables(int64_t task) const {
+        const float* const from = tables();
+        table_turns.wait(0, task);
+        for (int64_t n = 0; n < table_size; n++) f.d_bias[n] += from[n];
+        table_turns.pass(0, task + 1);
     }
 
     void spread_out(Desk& desk) const {
@@ -251,7 +265,7 @@ template <class Math, class T> class BackwardPass {
                 continue;
             }
             const int64_t size = n + 1 < count && state[n + 1] != Walk::absent ? 2 : 1;
-            add_tile(desk, walk, n, size, state, desk.bias_sums + g * bias.local_size(block_keys));
+            add_tile(desk, walk, n, size, state, table_size ? tables() : desk.bias_sums + g * bias.local_size(block_keys));
             n += size;
         }
         if (!query_turns) return;
@@ -349,7 +363,7 @@ template <class Math, class T> class BackwardPass {
                                            panel, tile.dp + j, tile_keys);
         }
         // A row of half precision with all its keys in this tile.
-        if (!direct && !p.sigmoid && key_blocks == 1 && p.length_k <= tile_keys) slopes.sum_delta(tile, rows, f.d_lse, f.delta);
+        if (!direct && !p.sigmoid && p.bias.form != Bias::program && key_blocks == 1 && p.length_k <= tile_keys) slopes.sum_delta(tile, rows, f.d_lse, f.delta);
         slopes.form(tile, rows, masked, bias_local, desk.row_sums);
         if (some && poisoned) return add_seen(desk);
         const int64_t pairs = up_to(rows.count, Math::pack) / Math::pack;

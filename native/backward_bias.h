@@ -16,7 +16,7 @@ class BiasGradient {
     enum Form { none, entries, columns, rows, whole, lines };
 
     explicit BiasGradient(const Backward& f) : f(f), p(f.problem) {
-        if (!f.d_bias) return;
+        if (!f.d_bias || p.bias.form == Bias::program) return;
         const bool by_row = f.d_bias_row || p.length_q == 1, by_key = f.d_bias_key || p.length_k == 1;
         if (p.bias.form == Bias::line) form = lines;
         else form = by_row && by_key ? entries : by_row ? rows : by_key ? columns : whole;

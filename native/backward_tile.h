@@ -9,6 +9,7 @@
 #pragma once
 
 #include "backward_bias.h"
+#include "backward_program.h"
 #include "pack.h"
 #include "weights.h"
 
@@ -59,7 +60,7 @@ class Slopes {
   public:
     Slopes(const Backward& f, float rest, const BiasGradient& gradient) : p(f.problem), rest(rest), inverse(p.softcap == 0 ? 0 : 1 / p.softcap), gradient(gradient) {}
 
-    // `local` and `row_sums` take the gradient of the bias.
+    // `local` and `row_sums` take the gradient of the bias; of a program `local` takes that of its tables.
     template <class Math> void form(BackwardTile<Math>& tile, const BackwardRows& rows, bool masked, float* local, float* row_sums) const {
         return p.sigmoid ? form<SigmoidRow>(tile, rows, masked, local, row_sums) : form<SoftmaxRow>(tile, rows, masked, local, row_sums);
     }
@@ -88,6 +89,7 @@ class Slopes {
 
     template <class Row, class Math>
     void form(BackwardTile<Math>& tile, const BackwardRows& rows, bool masked, float* local, float* row_sums) const {
+        if (p.bias.form == Bias::program) return programmed<Row>(tile, rows, local);
         if (p.bias.form != Bias::none || p.softcap != 0 || p.dropout.on) return decorated<Row>(tile, rows, local, row_sums);
         return masked ? plain<Row, true>(tile, rows) : plain<Row, false>(tile, rows);
     }
@@ -130,11 +132,8 @@ class Slopes {
         }
         if (p.bias.form != Bias::none) {
             const vf y = bias.at(tile.first + j, tile.keys - j);
-            const vf hidden = y == splat(-infinity) ? splat(1.0f) : vf{};
             x += y;
-            if (total(hidden) != 0)
-                for (int n = 0; n < lanes; n++)
-                    if (hidden[n] != 0) seen &= ~(1u << n), tile.bits[i][(j + n) / grain] &= ~(uint64_t(1) << (j + n) % grain);
+            if (const uint32_t hidden = below_all(y)) hide(tile, i, j, hidden), seen &= ~hidden;
         }
         if (p.dropout.on) keep = dropout.at(tile.first + j + p.dropout.key_origin);
         const vf weight = select(seen, row.template weight<Math::degree>(x), vf{});
@@ -159,6 +158,61 @@ class Slopes {
             if (gradient.form != BiasGradient::none)
                 gradient.take(tile.raw, rows.b, rows.h, rows.first + i, tile.first, tile.offset, tile.width, tile.keys, local, row_sums[i]);
         }
+        put_all(tile, rows);
+    }
+
+    // The same of a program, which follows the softcap. Its result is of no use where nobody looks, and may be anything.
+    template <class Row, class Math> void programmed(BackwardTile<Math>& tile, const BackwardRows& rows, float* tables) const {
+        const ScoreProgram& program = *p.bias.code;
+        const int64_t grains[2] = {tile.first / grain, tile.first / grain + 1}, count = up_to(tile.width, grain) / grain;
+        ProgramRun run(p, tile_keys, rows.b, rows.h);
+        run.columns(grains, (int)count, rows.first);
+        TableSums sums(p, tables);
+        alignas(64) float steep[tile_keys];  // the slope of softcap
+        for (int64_t i = 0; i < rows.count; i++) {
+            const Row row(rows, i, 1);
+            const DropoutRow dropout(p.dropout, rows.b, rows.h, rows.first + i);
+            float *s = tile.s + i * tile_keys, *dp = tile.dp + i * tile_keys;
+            for (int64_t j = 0; j < tile.width; j += lanes) {
+                vf x = load(s + j) * splat(rest), slope = splat(1.0f);
+                if (p.softcap != 0) {
+                    const vf t = tanh_of(x * splat(inverse));
+                    x = t * splat(p.softcap);
+                    slope = splat(1.0f) - t * t;
+                }
+                store(s + j, x), store(steep + j, slope);
+            }
+            run.row(rows.first + i, i, s, tile.width);
+            for (int64_t j = 0; j < tile.width; j += lanes) {
+                const uint32_t hidden = below_all(load(s + j));
+                if (hidden) hide(tile, i, j, hidden);
+                const uint32_t seen = tile.lane_bits(i, j);
+                const vf keep = p.dropout.on ? dropout.at(tile.first + j + p.dropout.key_origin) : splat(1.0f);
+                const vf weight = select(seen, row.template weight<Math::degree>(load(s + j)), vf{});
+                const vf slope = select(seen, row.slope(weight, load(dp + j) * keep), vf{});
+                store(tile.raw + j, slope);
+                store(dp + j, select(seen, slope * run.value(program.slope, j, s) * load(steep + j), vf{}));
+                store(s + j, weight * keep);
+            }
+            sums.take(run, tile.raw, i, tile.width, s, [&](int64_t j) SACCADE_LAMBDA { return tile.lane_bits(i, j); });
+        }
+        sums.finish(run, count);
+        put_all(tile, rows);
+    }
+
+    // Lanes of -infinity, as bits: who has them does not see.
+    static SACCADE_INLINE uint32_t below_all(vf x) {
+        const vf hidden = x == splat(-infinity) ? splat(1.0f) : vf{};
+        return above(hidden, 0.5f);
+    }
+    template <class Math> static SACCADE_INLINE void hide(BackwardTile<Math>& tile, int64_t i, int64_t j, uint32_t lanes_) {
+        for (; lanes_; lanes_ &= lanes_ - 1) {
+            const int64_t at = j + __builtin_ctz(lanes_);
+            tile.bits[i][at / grain] &= ~(uint64_t(1) << at % grain);
+        }
+    }
+
+    template <class Math> static void put_all(BackwardTile<Math>& tile, const BackwardRows& rows) {
         if constexpr (Math::pack == 2)
             for (int64_t i = 0; i < rows.count; i += 2)
                 for (int64_t j = 0; j < tile.width; j += lanes) {

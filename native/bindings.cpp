@@ -18,6 +18,7 @@
 #include "dispatch.h"
 #include "mask.h"
 #include "mask_bindings.h"
+#include "score_program.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -66,13 +67,33 @@ Type type_of(int64_t code) {
     return static_cast<Type>(code);
 }
 
+void set_program(Problem& problem, const nb::tuple& fields, std::vector<Bias::Table>& tables) {
+    Bias& bias = problem.bias;
+    bias.form = Bias::program;
+    bias.code = nb::cast<const ScoreProgram*>(fields[1]);
+    for (nb::handle given : nb::cast<nb::tuple>(fields[2])) {
+        const Whole<3> table(given, "a table of a score program");
+        const auto type = static_cast<Bias::Table::Type>(table.at[1]);
+        if (tables.size() == bias.code->tables.size() || type != bias.code->tables[tables.size()]) refuse("the score program has other tables");
+        if (table.at[2] < 1 || table.at[2] > INT32_MAX || !table.at[0]) refuse("a table of a score program has no memory, or too much");
+        tables.push_back({type, reinterpret_cast<const void*>(static_cast<uintptr_t>(table.at[0])), table.at[2]});
+    }
+    if (tables.size() != bias.code->tables.size()) refuse("the score program has other tables");
+    bias.tables = tables.data();
+    bias.key_origin = whole(fields[3].ptr(), "bias"), bias.placement = whole(fields[4].ptr(), "bias");
+    bias.placements = reinterpret_cast<const int64_t*>(static_cast<uintptr_t>(whole(fields[5].ptr(), "bias")));
+    if (bias.placements && whole(fields[6].ptr(), "bias") != problem.batch) refuse("one placement for each item");
+}
+
 // None; (1, address, type, strides (4,)) of a tensor; (2, address of lines (Hq, n), n, least, placement, placements, how
-// many), where placements is the address of int64 (B,), or 0 and `placement` holds for every item.
-void set_bias(Problem& problem, nb::handle given) {
+// many), where placements is the address of int64 (B,), or 0 and `placement` holds for every item; (3, program, tables
+// (address, type, size), key origin, placement, placements, how many).
+void set_bias(Problem& problem, nb::handle given, std::vector<Bias::Table>& tables) {
     if (given.is_none()) return;
     Bias& bias = problem.bias;
     const nb::tuple fields = nb::cast<nb::tuple>(given);
     const int64_t form = whole(fields[0].ptr(), "bias");
+    if (form == Bias::program && fields.size() == 7) return set_program(problem, fields, tables);
     const auto address = static_cast<uintptr_t>(whole(fields[1].ptr(), "bias"));
     const bool nothing = !(problem.batch && problem.length_q && problem.length_k);
     if (!address && !nothing) refuse("bias has no memory");
@@ -120,6 +141,15 @@ void set_dropout(Problem& problem, nb::handle given) {
 struct Shared {
     Problem problem;
     int64_t query[4], key[4], value[4];
+    std::vector<Bias::Table> tables;
+    mutable std::atomic<bool> outside{false};
+
+    Shared(const Shared&) = delete;
+
+    // After a kernel has run.
+    void check() const {
+        if (outside.load()) throw nb::index_error("a score function reads outside of a captured tensor");
+    }
 
     explicit Shared(const nb::tuple& given) {
         if (given.size() != 11 && given.size() != 12) refuse("a problem is a tuple of 11 or 12");
@@ -132,7 +162,8 @@ struct Shared {
         problem.type = type_of(whole(given[3].ptr(), "type"));
         problem.scale = nb::cast<float>(given[4]), problem.softcap = nb::cast<float>(given[5]);
         set_mask(given[6]);
-        set_bias(problem, given[7]);
+        set_bias(problem, given[7], tables);
+        problem.bias.outside = &outside;
         set_dropout(problem, given[8]);
         problem.sink = reinterpret_cast<const float*>(static_cast<uintptr_t>(whole(given[9].ptr(), "sink")));
         problem.threads = static_cast<int>(whole(given[10].ptr(), "threads"));
@@ -174,6 +205,13 @@ bool wanted(nb::handle given) { return PyTuple_Check(given.ptr()); }
 void set_bias_gradient(Backward& call, nb::handle given) {
     if (call.problem.bias.form == Bias::none) refuse("a gradient of a bias that is not there");
     const nb::tuple fields = nb::cast<nb::tuple>(given);
+    if (call.problem.bias.form == Bias::program) {  // (address, size)
+        call.d_bias = reinterpret_cast<float*>(static_cast<uintptr_t>(whole(fields[0].ptr(), "d_bias")));
+        call.d_bias_size = whole(fields[1].ptr(), "d_bias");
+        for (const ScoreProgram::Pull& pull : call.problem.bias.code->pulls)
+            if (pull.start + pull.size > call.d_bias_size) refuse("a gradient of a table lies outside of that of all tables");
+        return;
+    }
     const Whole<4> stride(fields[1], "d_bias strides");
     call.d_bias = reinterpret_cast<float*>(static_cast<uintptr_t>(whole(fields[0].ptr(), "d_bias")));
     call.d_bias_batch = stride.at[0], call.d_bias_head = stride.at[1];
@@ -200,11 +238,15 @@ void forward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle valu
     call.out = memory<Output>(out, {p.batch, p.heads, p.length_q, p.value_width}, "out");
     if (p.sigmoid && lse) refuse("sigmoid attention has no lse");
     if (!(p.batch && p.length_q)) return;
-    const auto kernel = decodes(p.length_q, p.group(), p.length_k) ? kernels().decode : kernels().forward;
-    nb::gil_scoped_release released;
+    const bool streams = decodes(p.length_q, p.group(), p.length_k) && p.bias.form != Bias::program;
+    const auto kernel = streams ? kernels().decode : kernels().forward;
     call.lse = reinterpret_cast<float*>(lse);
     if (lse) call.lse_low = call.lse + p.batch * p.heads * p.length_q;
-    kernel(call);
+    {
+        nb::gil_scoped_release released;
+        kernel(call);
+    }
+    given.check();
 }
 
 // 0 stands for a gradient that is not wanted and for the cotangent of an lse that has none. (None would cost nanobind's
@@ -234,6 +276,7 @@ void backward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle val
     call.delta = reinterpret_cast<float*>(delta);
     if (wanted(d_bias)) set_bias_gradient(call, d_bias);
     if (!kernels().backward) refuse("this build has no backward kernel");
+    if (p.bias.form == Bias::program && p.bias.code->slope.level < 0) refuse("the score program has no derivative");
     nb::gil_scoped_release released;
     kernels().backward(call);
 }
@@ -572,5 +615,7 @@ NB_MODULE(_native, module) {
     module.def("peak_bf16", [](int threads, double ms) { return peak(kernels().peak_bf16, threads, ms); }, "threads"_a,
                "milliseconds"_a, "FLOP/s of nothing but bf16 dot products; None where the set has none.");
     module.def("read_bandwidth", &read_bandwidth, "data"_a, "bytes"_a, "threads"_a, "Bytes/s of reading.");
+    nb::class_<ScoreProgram>(module, "ScoreProgram", "A score as a program; its numbers are those of native/score_program.h.")
+        .def(nb::init<const std::vector<int64_t>&>());
     bind_mask(module);
 }

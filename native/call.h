@@ -4,12 +4,14 @@
 // D width of query and key, Dv width of value. Strides are in elements; the last axis of every tensor has stride 1.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace saccade {
 
 class Mask;
 class WorkList;
+class ScoreProgram;
 
 enum class Type : int { f32 = 0, bf16 = 1, f16 = 2 };
 
@@ -25,13 +27,21 @@ struct Output {
     int64_t batch = 0, head = 0, row = 0;
 };
 
-// Scores added to the logits after scale and softcap.
+// What becomes of the logits after scale and softcap: scores added to them, or a program (score_program.h) of them.
 //
 // tensor: entry (b, h, i, j) stands at data[b * batch + h * head + i * row + j * key]; a broadcast axis has stride 0.
 // line:   the score depends on the distance j - i - placement(b) alone: lines[h * line_length + distance - least], float32.
 //         ALiBi and bucketed biases take this form; every distance of the call lies within the line.
+// program: query row i stands at i + placement(b) + key_origin, key j at j + key_origin.
 struct Bias {
-    enum Form : int { none = 0, tensor = 1, line = 2 } form = none;
+    // A tensor that a program reads at computed indices; `bits`: one byte each, not 0 is true.
+    struct Table {
+        enum Type : int { f32 = 0, i32 = 1, bits = 2 } type;
+        const void* data;
+        int64_t size;
+    };
+
+    enum Form : int { none = 0, tensor = 1, line = 2, program = 3 } form = none;
     const void* data = nullptr;
     Type type = Type::f32;
     int64_t batch = 0, head = 0, row = 0, key = 0;
@@ -39,8 +49,13 @@ struct Bias {
     int64_t line_length = 0, least = 0;
     const int64_t* placements = nullptr;  // (B,), or null: `placement` for every item
     int64_t placement = 0;
+    const ScoreProgram* code = nullptr;
+    const Table* tables = nullptr;
+    int64_t key_origin = 0;
+    std::atomic<bool>* outside = nullptr;  // set where a visible pair has read outside of a table
 
     int64_t placed(int64_t b) const { return placements ? placements[b] : placement; }
+    bool added() const { return form == tensor || form == line; }
 };
 
 // Counter-based dropout: bit-identical to `saccade.Dropout.factor`. A weight stays where its word >= threshold.
@@ -95,12 +110,14 @@ struct Backward {
     Output d_query, d_key, d_value;  // dtype of the problem; null data: not wanted (d_key and d_value go together)
     float* delta = nullptr;  // (B, Hq, Lq) scratch and result: d_out . out - d_lse, -d_lse on rows that see nothing
 
-    // Gradient of the bias, float32, zeroed by the caller; null: not wanted.
+    // Gradient of the bias, float32, zeroed by the caller; null: not wanted. Of a program: that of all its tables of floats,
+    // one behind the other, `d_bias_size` of them.
     // tensor: laid out as (b?, h?, i?, j?) with these strides, stride 0 where it is summed over.
     //         Along the batch and the heads it is summed only when rows and keys are both kept.
     // line:   (B, Hq, line_length).
     float* d_bias = nullptr;
     int64_t d_bias_batch = 0, d_bias_head = 0, d_bias_row = 0, d_bias_key = 0;
+    int64_t d_bias_size = 0;
 };
 
 // How many keys mask and bias show to each row: what -inf in a tensor of scores hides does not count.

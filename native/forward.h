@@ -236,7 +236,8 @@ template <class Math, class T> class ForwardPass {
             const BiasRow bias(p.bias, block.b, block.h, block.first + i);
             for (int64_t j = 0; j < count; j++) {
                 if (block.partial[n] && !(block.bits[i][n] >> j & 1)) continue;
-                if (p.bias.form != Bias::none && bias.at(first + j, 1)[0] == -infinity) continue;
+                if (p.bias.added() && bias.at(first + j, 1)[0] == -infinity) continue;
+                if (p.bias.form == Bias::program && Math::entry(weights[j / Math::pack], j) == 0) continue;  // its score was -inf
                 const unit* value = head.values + (first + j) / Math::pack * line;
                 for (int64_t c = 0; c < p.value_width; c++)
                     block.out[i * columns + c] += Math::entry(weights[j / Math::pack], j) * Math::entry(value[c], j);

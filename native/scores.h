@@ -11,6 +11,7 @@
 #include "mask.h"
 #include "pack.h"
 #include "parallel.h"
+#include "program_run.h"
 #include "weights.h"
 
 namespace saccade {
@@ -125,6 +126,8 @@ template <class Math, class T> class Scores {
         block.width = (block.filled - 1) * grain + width_of(block.grain_of[block.filled - 1]);
         look(block);
         for (int n = 0; n < block.filled; n++) score(block, keys, n);
+        if (p.bias.form == Bias::program && !block.listed)
+            ProgramRun(p, wide, block.b, block.h).columns(block.grain_of, block.filled, block.first);
     }
 
     // The products of row i become logits over `logits.natural()`; -inf where it does not see.
@@ -134,6 +137,13 @@ template <class Math, class T> class Scores {
         if (!logits.plain())
             for (int n = 0; n < block.filled; n++)
                 logits.turn(s + n * grain, width_of(block.grain_of[n]), block.b, block.h, row, block.grain_of[n] * grain, p.length_k - block.grain_of[n] * grain);
+        if (p.bias.form == Bias::program) return form_by_program(block, i);
+        hide_unseen(block, i);
+    }
+
+  private:
+    SACCADE_INLINE void hide_unseen(Block& block, int64_t i) const {
+        float* s = block.scores + i * wide;
         for (int n = 0; n < block.filled; n++) {
             const int64_t start = block.grain_of[n] * grain;
             if (block.partial[n]) {
@@ -145,7 +155,19 @@ template <class Math, class T> class Scores {
         }
     }
 
-  private:
+    void form_by_program(Block& block, int64_t i) const {
+        ProgramRun run(p, wide, block.b, block.h);
+        float* s = block.scores + i * wide;
+        if (block.listed) run.columns(block.grain_of, block.filled, block.row(i));
+        run.row(block.row(i), block.listed ? 0 : i, s, block.width);
+        hide_unseen(block, i);
+        if (p.bias.code->outside.level < 0) return;
+        for (int64_t j = 0; j < block.width; j += lanes) {
+            const vi both = (vi)run.value(p.bias.code->outside, j, s) & (load(s + j) != splat(-infinity));
+            if (total(both != 0 ? splat(1.0f) : vf{}) != 0) p.bias.outside->store(true, std::memory_order_relaxed);
+        }
+    }
+
     // Mask bits of the partial grains, and which columns each team of rows has any use for.
     void look(Block& block) const {
         for (Span& seen : block.seen) seen = {0, block.width};

@@ -91,6 +91,32 @@ SACCADE_INLINE vf maximum(vf a, vf b) {
 #endif
 }
 
+SACCADE_INLINE vf root_of(vf x) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_sqrt_ps((__m512)x);
+#elif defined(__AVX2__)
+    return (vf)_mm256_sqrt_ps((__m256)x);
+#elif defined(SACCADE_NEON)
+    return (vf)vsqrtq_f32((float32x4_t)x);
+#else
+    for (int i = 0; i < lanes; i++) x[i] = __builtin_sqrtf(x[i]);
+    return x;
+#endif
+}
+
+// from[at] in each lane.
+SACCADE_INLINE vf gather(const float* from, vi at) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_i32gather_ps((__m512i)at, from, 4);
+#elif defined(__AVX2__)
+    return (vf)_mm256_i32gather_ps(from, (__m256i)at, 4);
+#else
+    vf x;
+    for (int i = 0; i < lanes; i++) x[i] = from[at[i]];
+    return x;
+#endif
+}
+
 // The greatest lane that is not NaN.
 SACCADE_INLINE float greatest(vf x) {
 #if defined(__AVX512F__)

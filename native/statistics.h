@@ -295,8 +295,9 @@ template <class Math, class T> class StatisticsPass {
             const int64_t start = block.grain_of[n] * grain;
             for (int64_t j = 0; j < std::min<int64_t>(grain, p.length_k - start); j++) {
                 if (block.partial[n] && !(block.bits[i][n] >> j & 1)) continue;
-                if (p.bias.form != Bias::none && bias.at(start + j, 1)[0] == -infinity) continue;
+                if (p.bias.added() && bias.at(start + j, 1)[0] == -infinity) continue;
                 const float x = block.scores[i * wide + n * grain + j];
+                if (p.bias.form == Bias::program && x == -infinity) continue;
                 if (x < sums.least[i]) sums.least[i] = x;
                 if (x - x == 0) {
                     sums.lowest[i] = std::min(sums.lowest[i], x), sums.highest[i] = std::max(sums.highest[i], x);

@@ -149,7 +149,7 @@ struct Logits {
         for (int64_t j = 0; j < width; j += lanes) {
             vf x = load(s + j) * splat(rest);
             if (softcap != 0) x = cap * tanh_of(x * inverse);
-            if (bias.form != Bias::none) {
+            if (bias.added()) {
                 const vf y = row.at(first + j, count - j);
                 x = y == none ? none : x + y;
             }

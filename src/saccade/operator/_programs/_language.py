@@ -4,7 +4,7 @@ A program computes one value for each pair of a query and a key from six leaves:
 (batch item, query head, query position, key index; int) and tables (tensors read at computed indices). Operations are
 held as numbered nodes, each made of earlier ones. Every reader walks them in order: `evaluate` computes with tensors
 of PyTorch, `gradient` makes the program of the derivatives, `bounds` computes with intervals, and the native kernels
-compute with vectors (`native/program.h` has the same operations under the same numbers).
+compute with vectors (`native/score_program.h` has the same operations under the same numbers).
 
 Kinds of values: "float", "int" and "bool". Arithmetic between kinds is made explicit by the tracer (`to_float`).
 """
@@ -66,7 +66,7 @@ Interval = tuple[
 class Operation:
     """One operation. `derivative(build, args, result, adjoint)` gives the adjoints of its float arguments."""
 
-    number: int  # in native/program.h
+    number: int  # in native/score_program.h
     kind: Kind | None  # of the result; None: that of the last argument
     compute: Callable[..., Tensor]
     interval: Callable[..., Interval] | None = None  # None: everything
@@ -432,8 +432,8 @@ def evaluate(
     return [values[output] for output in program.outputs]
 
 
-def gradient(program: Program, wanted: Sequence[int]) -> Program:
-    """The program whose outputs are the result and its derivatives with respect to the `wanted` nodes.
+def gradient(program: Program, wanted: Sequence[int], also: Sequence[int] = ()) -> Program:
+    """The program whose outputs are the result, its derivatives with respect to the `wanted` nodes, and `also` nodes.
 
     A derivative that is 0 everywhere is the constant 0.
     """
@@ -450,7 +450,7 @@ def gradient(program: Program, wanted: Sequence[int]) -> Program:
             if adjoint is not None and build.nodes[arg].kind == "float" and build.value(adjoint) != 0:
                 adjoints[arg] = build.of("add", adjoints[arg], adjoint) if arg in adjoints else adjoint
     zero = build.const(0.0, "float")
-    return build.program(result, *(adjoints.get(here[n], zero) for n in wanted))
+    return build.program(result, *(adjoints.get(here[n], zero) for n in wanted), *(here[n] for n in also))
 
 
 def bounds(

@@ -6,7 +6,6 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D an
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -16,32 +15,19 @@ from torch import Tensor
 
 from ..._biases import RelativeScores, TensorBias
 from ..._call import CallSettings, CheckedCall, sink_lse, without_autocast
+from ..._scores import ProgramBias
+from ._module import missing as missing, module as module
+from ._program import compiled, forms_of, narrow
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 BF16_SETS = ("avx512_bf16", "neon_bf16")  # instruction sets that multiply bfloat16; the others compute it in float32
 
-_TENSOR, _LINE = 1, 2  # native/call.h, Bias::Form
+_TENSOR, _LINE, _PROGRAM = 1, 2, 3  # native/call.h, Bias::Form
 _WORD = 0xFFFFFFFF
 _SERIAL = 2**15  # torch.sum shares no work among threads below so many entries (at::internal::GRAIN_SIZE)
 _PULLED = 512  # distances whose gradients are taken to a bias's parameter at once
 
 Tensors = list[Tensor | None]
-
-
-def _load() -> tuple[Any, str | None]:
-    """The compiled module, or why there is none."""
-    name = f"{__package__.partition('.')[0]}._native"
-    try:
-        return importlib.import_module(name), None
-    except ModuleNotFoundError as error:
-        if error.name == name:
-            return None, "this installation has no native build (it was made without a C++ compiler)"
-        return None, f"the native build is broken: {error}"
-    except ImportError as error:
-        return None, f"the native build is broken: {error}"
-
-
-module, missing = _load()
 
 
 def instructions() -> str | None:
@@ -115,7 +101,7 @@ def backward(
     d_key, d_value = (like(key), like(value)) if wanted[1] or wanted[2] else (None, None)
     delta, lse = (None, None) if lse is None else (_row_numbers(query), lse.contiguous())
     module.backward(
-        _shared(settings, query, key, value, bias, sink),
+        _shared(settings, query, key, value, None if bias is None else bias.backward(), sink),
         _at(query),
         _at(key),
         _at(value),
@@ -260,6 +246,8 @@ class _Scores:
         if settings.bias is None or parameter is None or not (query.shape[0] and query.shape[2] and key.shape[2]):
             return None
         made: type[_Scores] = _DistanceScores if isinstance(settings.bias, RelativeScores) else _DenseScores
+        if isinstance(settings.bias, ProgramBias):
+            made = _ProgramScores
         with without_autocast(query.device):
             return made(settings, query, key, parameter.detach())
 
@@ -274,9 +262,13 @@ class _Scores:
         """Zeros that the kernels add the scores' gradient to, float32."""
         raise NotImplementedError
 
-    def gradient_strides(self, gradient: Tensor) -> tuple[int, ...]:
-        """The gradient's four strides, 0 along axes that are summed over."""
+    def gradient_strides(self, gradient: Tensor) -> tuple[int, ...] | int:
+        """The gradient's four strides, 0 along axes that are summed over; of a program's tables their size."""
         raise NotImplementedError
+
+    def backward(self) -> _Scores:
+        """The form that the backward pass takes."""
+        return self
 
     def pull(self, gradient: Tensor) -> Tensor:
         """The gradient of the parameter, from that of the scores."""
@@ -344,6 +336,47 @@ class _DistanceScores(_Scores):
                 for part, distances in zip(lines.split(_PULLED, 1), self.distances.split(_PULLED), strict=True)
             ]
         return total(torch.stack(parts), 0)[0].to(self.parameter.dtype)
+
+
+class _ProgramScores(_Scores):
+    """A program of the score, and the tables that it reads: floats one after another, ints in 32 bits."""
+
+    def __init__(self, settings: KernelSettings, query: Tensor, key: Tensor, parameter: Tensor) -> None:
+        assert isinstance(settings.bias, ProgramBias)
+        self.bias, self.parameter, placement = settings.bias, parameter, settings.placement
+        self.floats = parameter.float().contiguous()
+        self.origin = 0 if settings.mask is None else settings.mask._origin()[1]
+        self.placements = None
+        if not isinstance(placement, int):
+            self.placements = placement.to(torch.int64).expand(query.shape[0]).contiguous()
+        self.placement = placement if isinstance(placement, int) else 0
+        self.given = forms_of(self.bias, (*query.shape[:3], key.shape[2]), placement, self.origin)
+        self.ints = [narrow(table.tensor) for table in self.bias.tables if table.tensor is not None]
+        self.program = compiled(self.bias.program, *self.given, False)
+
+    def backward(self) -> _Scores:
+        self.program = compiled(self.bias.program, *self.given, True)
+        return self
+
+    def fields(self) -> tuple[Any, ...]:
+        ints, tables = iter(self.ints), []
+        for table in self.bias.tables:
+            if table.tensor is None:
+                tables.append((self.floats.data_ptr() + 4 * table.start, 0, math.prod(table.shape)))
+            else:
+                held = next(ints)
+                tables.append((held.data_ptr(), 2 if held.dtype == torch.bool else 1, held.numel()))
+        placed = (0, 0) if self.placements is None else (self.placements.data_ptr(), len(self.placements))
+        return _PROGRAM, self.program, tuple(tables), self.origin, self.placement, *placed
+
+    def gradient(self, query: Tensor, key: Tensor) -> Tensor:
+        return torch.zeros_like(self.floats)
+
+    def gradient_strides(self, gradient: Tensor) -> int:
+        return gradient.numel()
+
+    def pull(self, gradient: Tensor) -> Tensor:
+        return gradient.to(self.parameter.dtype)
 
 
 def extent(placement: Tensor) -> tuple[int, int]:

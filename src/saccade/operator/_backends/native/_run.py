@@ -22,11 +22,13 @@ from ..._biases import RelativeScores, TensorBias
 from ..._call import CheckedCall, add_sink, sink_lse
 from ..._costs import BY_CHUNKED, Costs, lse_bytes, output_bytes, share_of_tiles
 from ..._masks import Causal, Mask
+from ..._scores import ProgramBias
 from ..._tiles import TileProblem
 from .. import chunked
 from . import _kernels, _operator
 from ._kernels import TYPES, KernelSettings, Tensors
 from ._lowering import native_mask
+from ._program import unsayable
 
 _CPU = torch.device("cpu")
 _FAR = 2**16
@@ -47,7 +49,12 @@ def refuses(call: CheckedCall) -> str | None:
         return _operator.refuses(call)
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace does not see what the native kernels do"
-    if call.bias is not None and not isinstance(call.bias, (TensorBias, RelativeScores)):
+    if isinstance(call.bias, ProgramBias):
+        sizes = call.batch, call.heads, call.length_q, call.length_k
+        reason = unsayable(call.bias, sizes, call.placement, 0 if call.mask is None else call.mask._origin()[1])
+        if reason is not None:
+            return reason
+    elif call.bias is not None and not isinstance(call.bias, (TensorBias, RelativeScores)):
         return f"the native kernels know no {type(call.bias).__name__}"
     if isinstance(call.bias, RelativeScores) and isinstance(call.placement, Tensor):
         low, high = _kernels.extent(call.placement) if call.batch else (0, 0)
@@ -189,8 +196,16 @@ def attend(
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given):
         found = _NativeAttention.apply(settings, needs_lse, *given)
         return found if needs_lse else (found, None)
-    out, lse = _kernels.forward(settings, needs_lse, *given)
+    out, lse = _forward(settings, needs_lse, *given)
     return out, None if lse is None else sink_lse(lse[0], sink)
+
+
+def _forward(settings: KernelSettings, needs_lse: bool, *given: Any) -> tuple[Tensor, Tensor | None]:
+    try:
+        return _kernels.forward(settings, needs_lse, *given)
+    except IndexError:
+        _chunked(settings, *given)  # whose error says which index of which tensor
+        raise
 
 
 class _NativeAttention(torch.autograd.Function):
@@ -198,7 +213,7 @@ class _NativeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, settings: KernelSettings, needs_lse: bool, *given: Any) -> Any:
-        out, lse = _kernels.forward(settings, True, *given)
+        out, lse = _forward(settings, True, *given)
         assert lse is not None
         ctx.settings = settings
         ctx.save_for_backward(*given, out, lse)

@@ -1,0 +1,387 @@
+"""Score programs for the native kernels: instructions by level, registers, and tables as addresses.
+
+Each value is computed at the lowest level it can be (native/score_program.h): once for an item and head, a row, a key, a
+distance, or each pair. Values that depend on `k - q` alone are found by their slope: how they change where query and key
+move on together by one. `q` and `k` have slope 1, `k - q` has slope 0.
+
+Shape legend: B batch, Hq query heads, Lq / Lk lengths.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._biases import Placement
+from ..._programs._language import CONST, LEAF_NUMBERS, LEAVES, LOAD, OPERATIONS, Builder, Node, Program, bounds, gradient
+from ..._scores import ProgramBias
+from ._module import module
+
+UNIFORM, ROW, KEY, DISTANCE, PAIR = range(5)
+_ALONG, _COPY = 72, 73  # operations of the kernels alone: a row's part of the distances, and a copy
+_KINDS = {"float": 0, "int": 1, "bool": 2}
+_LIMIT = 2.0**31
+_MOST_PULLS = 8
+_COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
+
+Operand = tuple[int, int]  # level, index
+_NONE: Operand = (-1, 0)
+
+
+class TableForm(NamedTuple):
+    """What the instructions depend on of a table: kind, shape, its place in the parameter, and ends of ints."""
+
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    ends: tuple[int, int]
+
+
+class Extent(NamedTuple):
+    """How far the leaves of a program go: numbers of items and heads, first and last query position and key index."""
+
+    batch: int
+    heads: int
+    rows: tuple[int, int]
+    keys: tuple[int, int]
+
+
+class Unsayable(ValueError):
+    """The kernels cannot run this program; the message says why."""
+
+
+def forms_of(
+    bias: ProgramBias, sizes: tuple[int, int, int, int], placement: Placement, origin: int
+) -> tuple[tuple[TableForm, ...], Extent]:
+    """What the instructions depend on in a call of these sizes (B, Hq, Lq, Lk)."""
+    batch, heads, rows, keys = sizes
+    low, high = (placement, placement) if isinstance(placement, int) else (int(end) for end in placement.aminmax())
+    tables = tuple(TableForm(table.kind, table.shape, table.start, _ends(table.tensor)) for table in bias.tables)
+    return tables, Extent(batch, heads, (low + origin, rows - 1 + high + origin), (origin, origin + keys - 1))
+
+
+def _ends(table: Tensor | None) -> tuple[int, int]:
+    if table is None or table.dtype == torch.bool or not table.numel():
+        return 0, 1
+    low, high = table.aminmax()
+    return int(low), int(high)
+
+
+def narrow(table: Tensor) -> Tensor:
+    """A table of ints in 32 bits, or of bools."""
+    return table if table.dtype in (torch.bool, torch.int32) else table.to(torch.int32)
+
+
+def unsayable(bias: ProgramBias, sizes: tuple[int, int, int, int], placement: Placement, origin: int) -> str | None:
+    """Why the kernels cannot run this program, or None."""
+    if any(not math.prod(table.shape) for table in bias.tables):
+        return "a table of the score function is empty"
+    tables, extent = forms_of(bias, sizes, placement, origin)
+    if any(not -_LIMIT <= end < _LIMIT for table in tables for end in table.ends):
+        return "a table of the score function holds ints beyond 32 bits"
+    try:
+        compiled(bias.program, tables, extent, False)
+        compiled(bias.program, tables, extent, True)
+    except Unsayable as error:
+        return f"the score function is not for the kernels: {error}"
+    return None
+
+
+@lru_cache(256)
+def compiled(program: Program, tables: tuple[TableForm, ...], extent: Extent, derivative: bool) -> Any:
+    """The object the kernels take; with `derivative` the one of the backward pass."""
+    flat = _flattened(program, tables, extent)
+    if derivative:
+        return module.ScoreProgram(_backward(flat, tables))
+    writer = _Writer(flat.program, keeps_score=False)
+    result = writer.output(flat.program.outputs[0])
+    outside = _NONE if len(flat.program.outputs) == 1 else writer.output(flat.program.outputs[1])
+    return module.ScoreProgram(writer.numbers(tables, result, outside, _NONE, []))
+
+
+def _backward(flat: _Flat, tables: tuple[TableForm, ...]) -> list[int]:
+    nodes = flat.program.nodes
+    loads = [n for n in flat.program.loads if nodes[n].kind == "float"]
+    if len(loads) > _MOST_PULLS:
+        raise Unsayable(f"it reads tables of floats in {len(loads)} places, and the kernels have gradients of {_MOST_PULLS}")
+    score = [n for n, node in enumerate(nodes) if node.op == "score"]
+    whole = gradient(flat.program, [*score, *loads], also=[nodes[n].args[0] for n in loads])
+    writer = _Writer(whole, keeps_score=True)
+    result, *rest = whole.outputs
+    steep, factors, places = rest[: len(score)], rest[len(score) : len(score) + len(loads)], rest[len(score) + len(loads) :]
+    out = writer.output(result)
+    slope = writer.output(steep[0]) if steep else writer.constant(0.0)
+    pulls = []
+    for n, factor, place in zip(loads, factors, places, strict=True):
+        table = tables[int(nodes[n].value or 0)]
+        pulls.append((writer.output(place), writer.output(factor), table.start, math.prod(table.shape)))
+    return writer.numbers(tables, out, _NONE, slope, pulls)
+
+
+# --- flat tables ------------------------------------------------------------------------------------------------------
+
+
+class _Flat(NamedTuple):
+    program: Program  # every load has one index; a second output says whether an index is outside of its table
+
+
+def _flattened(program: Program, tables: tuple[TableForm, ...], extent: Extent) -> _Flat:
+    """Indices of several axes made one, negative ones wrapped; and what the kernels need to know of ints proved."""
+    last = extent.batch - 1, extent.heads - 1
+    leaves: dict[str, Any] = {
+        "b": (np.float64(0), np.float64(last[0])),
+        "h": (np.float64(0), np.float64(last[1])),
+        "q": tuple(np.float64(end) for end in extent.rows),
+        "k": tuple(np.float64(end) for end in extent.keys),
+    }
+
+    def ends(node: Node) -> Any:
+        table = tables[int(node.value or 0)]
+        return tuple(np.float64(end) for end in table.ends) if table.kind != "float" else (-np.inf, np.inf)
+
+    reach = bounds(program, leaves, ends)
+    for node, (low, high) in zip(program.nodes, reach, strict=True):
+        if node.kind == "int" and not (low >= -_LIMIT and high < _LIMIT):
+            raise Unsayable(f"its {node.op} may leave 32 bits")
+    build = Builder()
+    here: list[int] = []
+    outside = build.const(False, "bool")
+    for node in program.nodes:
+        args = [here[arg] for arg in node.args]
+        if node.op == "load":
+            table = tables[int(node.value or 0)]
+            index = build.const(0, "int")
+            for place, arg, size in zip(args, node.args, table.shape, strict=True):
+                place, wrong = _within(build, place, reach[arg], size)
+                outside = outside if wrong is None else build.of("or", outside, wrong)
+                index = build.of("add", build.of("mul", index, build.const(size, "int")), place)
+            here.append(build.load(int(node.value or 0), node.kind, index))
+        elif node.op == "pow":
+            here.append(_power(build, *args))
+        elif node.op in LEAVES or node.op == "const":
+            here.append(build.add(Node(node.op, (), node.kind, node.value)))
+        else:
+            here.append(build.of(node.op, *args))
+    result = here[program.outputs[0]]
+    return _Flat(build.program(result) if build.value(outside) is False else build.program(result, outside))
+
+
+def _within(build: Builder, index: int, reach: Any, size: int) -> tuple[int, int | None]:
+    """An index as PyTorch reads it, and whether it lies outside of an axis of this size; None: it never does."""
+    if reach[0] >= 0 and reach[1] < size:
+        return index, None
+    zero, whole = build.const(0, "int"), build.const(size, "int")
+    if reach[0] < 0:
+        index = build.of("where", build.of("lt", index, zero), build.of("add", index, whole), index)
+    if reach[0] >= -size and reach[1] < size:
+        return index, None
+    return index, build.of("or", build.of("lt", index, zero), build.of("ge", index, whole))
+
+
+def _power(build: Builder, base: int, exponent: int) -> int:
+    """x ** n by products for small whole n, square roots, and exponentials of a constant's logarithm."""
+    power, known = build.value(exponent), build.value(base)
+    if known is not None and known > 0:
+        return build.of("exp", build.of("mul", exponent, build.const(math.log(known), "float")))
+    if power == 0.5:
+        return build.of("sqrt", base)
+    if power is None or power != int(power) or not 0 < abs(power) <= 8:
+        return build.of("pow", base, exponent)
+    made = base
+    for _ in range(abs(int(power)) - 1):
+        made = build.of("mul", made, base)
+    return made if power > 0 else build.of("div", build.const(1.0, "float"), made)
+
+
+# --- levels and registers ---------------------------------------------------------------------------------------------
+
+
+def slopes(program: Program) -> list[int | None]:
+    """How each value changes where query and key move on together by one; None: not by a constant."""
+    found: list[int | None] = []
+    for node in program.nodes:
+        args = [found[arg] for arg in node.args]
+        values = [program.nodes[arg] for arg in node.args]
+        found.append(_slope(node, args, values))
+    return found
+
+
+def _slope(node: Node, args: Sequence[int | None], values: Sequence[Node]) -> int | None:
+    if node.op in ("q", "k"):
+        return 1
+    if node.op == "score":
+        return None
+    if None in args and node.op != "where":
+        return None
+    known = [arg if arg is not None else 0 for arg in args]
+    if node.op in ("add", "sub"):
+        return known[0] + known[1] if node.op == "add" else known[0] - known[1]
+    if node.op == "neg":
+        return -known[0]
+    if node.op == "to_float":
+        return known[0]
+    if node.op == "mul":
+        for one, other in ((0, 1), (1, 0)):
+            if values[one].op == "const" and float(values[one].value or 0).is_integer():
+                return int(values[one].value or 0) * known[other]
+    if node.op in ("min", "max") and known[0] == known[1]:
+        return known[0]
+    if node.op in _COMPARED and known[0] == known[1]:
+        return 0
+    if node.op == "where":
+        return args[1] if args[0] == 0 and args[1] == args[2] else None
+    return 0 if not any(known) else None
+
+
+@dataclass
+class _Written:
+    level: int
+    op: int
+    kind: int
+    args: list[Operand]
+    number: int = 0
+    to: int = -1
+
+
+@dataclass
+class _Writer:
+    """Instructions of a program, in order; values of pairs share registers, of which 0 is the score."""
+
+    program: Program
+    keeps_score: bool  # the score's register is used for nothing else
+    code: list[_Written] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        slope = slopes(self.program)
+        self.levels = [self._level(depends, slope[n]) for n, depends in enumerate(self.program.depends)]
+        self._places: dict[tuple[int, int], int] = {}  # (node, level) -> instruction; -1 the score
+        self._outputs: list[int] = []
+
+    @staticmethod
+    def _level(depends: frozenset[str], slope: int | None) -> int:
+        query, key = "q" in depends, "k" in depends
+        if "score" in depends or (query and key and slope != 0):
+            return PAIR
+        return DISTANCE if query and key else ROW if query else KEY if key else UNIFORM
+
+    def output(self, node: int) -> Operand:
+        """A placeholder operand of an output, (level, instruction); `numbers` puts the place."""
+        level = self.levels[node]
+        place = self._emit(node, level)
+        if place == -1 and self.keeps_score:
+            place = self._write(_Written(PAIR, _COPY, 0, [(PAIR, -1)]))
+        if level == PAIR:
+            self._outputs.append(place)
+        return level, place
+
+    def constant(self, value: float) -> Operand:
+        """A placeholder of a constant that is no node."""
+        return UNIFORM, self._write(_Written(UNIFORM, CONST, 0, [], _bits(value, "float")))
+
+    def _write(self, instruction: _Written) -> int:
+        self.code.append(instruction)
+        return len(self.code) - 1
+
+    def _emit(self, n: int, level: int) -> int:
+        known = self._places.get((n, level))
+        if known is not None:
+            return known
+        node = self.program.nodes[n]
+        if node.op == "score":
+            place = -1
+        elif node.op == "const":
+            place = self._write(_Written(level, CONST, 0, [], _bits(node.value, node.kind)))
+        elif node.op in LEAVES:
+            place = self._write(_Written(level, LEAF_NUMBERS[node.op], 0, []))
+        else:
+            args = [self._argument(arg, level) for arg in node.args]
+            if node.op == "load":
+                place = self._write(_Written(level, LOAD, 0, args, int(node.value or 0)))
+            else:
+                kind = _KINDS[self.program.nodes[node.args[-1]].kind]
+                place = self._write(_Written(level, OPERATIONS[node.op].number, kind, args))
+        self._places[n, level] = place
+        return place
+
+    def _argument(self, n: int, level: int) -> Operand:
+        own = self.levels[n]
+        if own == UNIFORM:
+            return UNIFORM, self._emit(n, UNIFORM)
+        if level != PAIR:
+            return level, self._emit(n, level)
+        if own != DISTANCE:
+            return own, self._emit(n, own)
+        along = self._places.get((n, PAIR))
+        if along is None:
+            along = self._write(_Written(PAIR, _ALONG, 0, [(DISTANCE, self._emit(n, DISTANCE))]))
+            self._places[n, PAIR] = along
+        return PAIR, along
+
+    def numbers(
+        self,
+        tables: tuple[TableForm, ...],
+        result: Operand,
+        outside: Operand,
+        slope: Operand,
+        pulls: list[tuple[Operand, Operand, int, int]],
+    ) -> list[int]:
+        """The program as native/score_program.h reads it."""
+        counts = self._allocate()
+        numbers = [*counts, len(tables), *(_KINDS[table.kind] for table in tables)]
+        for operand in (result, outside, slope):
+            numbers += self._placed(operand)
+        numbers.append(len(pulls))
+        for at, factor, start, size in pulls:
+            numbers += [*self._placed(at), *self._placed(factor), start, size]
+        numbers.append(len(self.code))
+        for x in self.code:
+            args = [self._placed(arg) for arg in x.args] + [_NONE] * (3 - len(x.args))
+            numbers += [x.level, x.op, x.kind, x.to, *(number for arg in args for number in arg), x.number]
+        return numbers
+
+    def _placed(self, operand: Operand) -> Operand:
+        level, place = operand
+        return operand if level < 0 else (PAIR, 0) if place == -1 else (level, self.code[place].to)
+
+    def _allocate(self) -> list[int]:
+        """Where each result goes, and how many values each level has. A register is free after its last reader."""
+        counts = [0] * 5
+        last = {place: n for n, x in enumerate(self.code) for level, place in x.args if level == PAIR}
+        last |= dict.fromkeys(self._outputs, len(self.code))
+        free: list[int] = []
+        if not self.keeps_score and -1 not in last:
+            heapq.heappush(free, 0)
+        counts[PAIR] = 1
+        for n, x in enumerate(self.code):
+            if x.level != PAIR:
+                x.to = counts[x.level]
+                counts[x.level] += 1
+                continue
+            for place in {place for level, place in x.args if level == PAIR}:
+                if last[place] == n and not (place == -1 and self.keeps_score):
+                    heapq.heappush(free, 0 if place == -1 else self.code[place].to)
+            if free:
+                x.to = heapq.heappop(free)
+            else:
+                x.to = counts[PAIR]
+                counts[PAIR] += 1
+        counts[UNIFORM] = max(counts[UNIFORM], 1)
+        return counts
+
+
+def _bits(value: Any, kind: str) -> int:
+    if kind == "bool":
+        return -1 if value else 0
+    if kind == "int":
+        return int(value)
+    with np.errstate(over="ignore"):
+        return int(struct.unpack("<i", struct.pack("<f", float(np.float32(value))))[0])
