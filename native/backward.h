@@ -34,7 +34,7 @@ template <class Math, class T> class BackwardPass {
     float* sums = nullptr;  // dq as float, (B, Hq, Lq, D), unless `direct`
     std::atomic<bool> failed{false};
     Turns query_turns, bias_turns, end_turns, table_turns;
-    const int64_t table_size;  // floats of a program's tables, whose gradient each task sums on its own; 0: not wanted
+    const int64_t table_size;  // floats of a task's copy of a program's tables' gradients; 0: none
 
     // The memory of a task. Operands b of a product are rows of `columns` units, `pack` rows together.
     struct Desk {
@@ -60,7 +60,7 @@ template <class Math, class T> class BackwardPass {
           value_columns(up_to(p.value_width, lanes)), grains(up_to(p.length_k, grain) / grain),
           block_grains(std::clamp<int64_t>((1 << 19) / (4 * grain * (3 * columns + 2 * value_columns)) / 2 * 2, 1, most_grains)),
           block_keys(block_grains * grain), key_blocks(up_to(grains, block_grains) / block_grains),
-          blocks(up_to(p.length_q, grain) / grain), table_size(p.bias.form == Bias::program && f.d_bias ? f.d_bias_size : 0) {}
+          blocks(up_to(p.length_q, grain) / grain), table_size(bias.of_tables() ? p.bias.code->copied() : 0) {}
 
     void run() {
         const int64_t rows = p.batch * p.heads * p.length_q, heads = p.batch * p.kv_heads;
@@ -177,7 +177,12 @@ template <class Math, class T> class BackwardPass {
     void add_tables(int64_t task) const {
         const float* const from = tables();
         table_turns.wait(0, task);
-        for (int64_t n = 0; n < table_size; n++) f.d_bias[n] += from[n];
+        int64_t done = 0;  // of several pulls of one table the first
+        for (const ScoreProgram::Pull& pull : p.bias.code->pulls) {
+            if (pull.own < done) continue;
+            for (int64_t n = 0; n < pull.size; n++) f.d_bias[pull.start + n] += from[pull.own + n];
+            done = pull.own + pull.size;
+        }
         table_turns.pass(0, task + 1);
     }
 

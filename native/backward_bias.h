@@ -7,6 +7,7 @@
 
 #include "backward_order.h"
 #include "call.h"
+#include "score_program.h"
 
 namespace saccade {
 namespace SACCADE_SET {
@@ -16,7 +17,11 @@ class BiasGradient {
     enum Form { none, entries, columns, rows, whole, lines };
 
     explicit BiasGradient(const Backward& f) : f(f), p(f.problem) {
-        if (!f.d_bias || p.bias.form == Bias::program) return;
+        if (!f.d_bias) return;
+        if (p.bias.form == Bias::program) {
+            if (p.bias.code->adds_in_place()) form = entries;
+            return;
+        }
         const bool by_row = f.d_bias_row || p.length_q == 1, by_key = f.d_bias_key || p.length_k == 1;
         if (p.bias.form == Bias::line) form = lines;
         else form = by_row && by_key ? entries : by_row ? rows : by_key ? columns : whole;
@@ -85,6 +90,9 @@ class BiasGradient {
             else sum += local[j];
         if (form == whole) *to += sum;
     }
+
+    // Where the gradient of a program's tables is; null: not wanted.
+    float* of_tables() const { return p.bias.form == Bias::program ? f.d_bias : nullptr; }
 
     Form form = none;
 

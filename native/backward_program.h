@@ -16,19 +16,23 @@ class TableSums {
     static constexpr int places = 2 * ProgramRun::spread;
 
     const Problem& p;
-    float* const sums;  // of all tables; null: not wanted
+    float *const sums, *const whole_gradient;  // a task's copy; where all gradients are. Null: not wanted
     float lines[ScoreProgram::most_pulls][places];
 
   public:
-    TableSums(const Problem& p, float* sums) : p(p), sums(sums) {
-        if (sums) std::fill_n(&lines[0][0], p.bias.code->pulls.size() * places, 0.0f);
+    TableSums(const Problem& p, float* sums, float* gradient) : p(p), sums(sums), whole_gradient(gradient) {
+        if (gradient) std::fill_n(&lines[0][0], p.bias.code->pulls.size() * places, 0.0f);
     }
 
     // A row's slopes of the scores, 0 where not seen; `seen(j)` are the bits of `lanes` pairs, as a factor may be NaN where nobody looks.
     template <class Seen> void take(const ProgramRun& run, const float* slopes, int64_t offset, int64_t width, const float* scores, Seen&& seen) {
-        if (!sums) return;
+        if (!whole_gradient) return;
         for (size_t n = 0; n < p.bias.code->pulls.size(); n++) {
             const Pull& pull = p.bias.code->pulls[n];
+            if (pull.own < 0) {
+                add_line(run, pull, slopes, width, scores, seen);
+                continue;
+            }
             const int32_t last = (int32_t)pull.size - 1;
             vf sum = {};
             for (int64_t j = 0; j < width; j += lanes) {
@@ -38,7 +42,7 @@ class TableSums {
                     const vi at = within((vi)run.value(pull.at, j, scores), last);
                     for (uint32_t left = bits & whole; left; left &= left - 1) {
                         const int lane = __builtin_ctz(left);
-                        sums[pull.start + at[lane]] += part[lane];
+                        sums[pull.own + at[lane]] += part[lane];
                     }
                 } else if (pull.at.level < ScoreProgram::key) {
                     sum += part;
@@ -47,23 +51,42 @@ class TableSums {
                     store(to, load(to) + part);
                 }
             }
-            if (pull.at.level < ScoreProgram::key) sums[pull.start + within((vi)run.value(pull.at, 0, scores), last)[0]] += total(sum);
+            if (pull.at.level < ScoreProgram::key) sums[pull.own + within((vi)run.value(pull.at, 0, scores), last)[0]] += total(sum);
         }
     }
 
     // At the end of a tile of `grains` grains.
     void finish(const ProgramRun& run, int64_t grains) {
-        if (!sums) return;
+        if (!whole_gradient) return;
         for (size_t n = 0; n < p.bias.code->pulls.size(); n++) {
             const Pull& pull = p.bias.code->pulls[n];
+            if (pull.own < 0) continue;
             if (pull.at.level != ScoreProgram::key && pull.at.level != ScoreProgram::distance) continue;
             const int32_t* const at = run.line(pull.at);
             const int64_t count = grains * (pull.at.level == ScoreProgram::key ? grain : ProgramRun::spread);
-            for (int64_t m = 0; m < count; m++) sums[pull.start + std::clamp<int64_t>(at[m], 0, pull.size - 1)] += lines[n][m];
+            for (int64_t m = 0; m < count; m++) sums[pull.own + std::clamp<int64_t>(at[m], 0, pull.size - 1)] += lines[n][m];
         }
     }
 
   private:
+    template <class Seen> void add_line(const ProgramRun& run, const Pull& pull, const float* slopes, int64_t width, const float* scores, Seen&& seen) {
+        const int64_t start = ((vi)run.value(pull.at, 0, scores))[0];
+        for (int64_t j = 0; j < width; j += lanes) {
+            const vf part = select(seen(j), load(slopes + j) * run.value(pull.factor, j, scores), vf{});
+            const int32_t* const keys = run.keys_from(j);
+            const int64_t first = start + keys[0];
+            if (keys[lanes - 1] == keys[0] + lanes - 1 && first >= 0 && first + lanes <= pull.size) {
+                float* const to = whole_gradient + pull.start + first;
+                store(to, load(to) + part);
+                continue;
+            }
+            for (uint32_t left = seen(j) & whole; left; left &= left - 1) {
+                const int lane = __builtin_ctz(left);
+                whole_gradient[pull.start + std::clamp<int64_t>(start + keys[lane], 0, pull.size - 1)] += part[lane];
+            }
+        }
+    }
+
     static constexpr uint32_t whole = lanes == 32 ? ~0u : (1u << lanes) - 1;
 };
 

@@ -167,7 +167,7 @@ class Slopes {
         const int64_t grains[2] = {tile.first / grain, tile.first / grain + 1}, count = up_to(tile.width, grain) / grain;
         ProgramRun run(p, tile_keys, rows.b, rows.h);
         run.columns(grains, (int)count, rows.first);
-        TableSums sums(p, tables);
+        TableSums sums(p, tables, gradient.of_tables());
         alignas(64) float steep[tile_keys];  // the slope of softcap
         for (int64_t i = 0; i < rows.count; i++) {
             const Row row(rows, i, 1);

@@ -205,9 +205,10 @@ bool wanted(nb::handle given) { return PyTuple_Check(given.ptr()); }
 void set_bias_gradient(Backward& call, nb::handle given) {
     if (call.problem.bias.form == Bias::none) refuse("a gradient of a bias that is not there");
     const nb::tuple fields = nb::cast<nb::tuple>(given);
-    if (call.problem.bias.form == Bias::program) {  // (address, size)
+    if (call.problem.bias.form == Bias::program) {  // (address, size, whether items and whether heads have entries of their own)
         call.d_bias = reinterpret_cast<float*>(static_cast<uintptr_t>(whole(fields[0].ptr(), "d_bias")));
         call.d_bias_size = whole(fields[1].ptr(), "d_bias");
+        call.d_bias_batch = whole(fields[2].ptr(), "d_bias"), call.d_bias_head = whole(fields[3].ptr(), "d_bias");
         for (const ScoreProgram::Pull& pull : call.problem.bias.code->pulls)
             if (pull.start + pull.size > call.d_bias_size) refuse("a gradient of a table lies outside of that of all tables");
         return;

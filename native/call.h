@@ -111,7 +111,7 @@ struct Backward {
     float* delta = nullptr;  // (B, Hq, Lq) scratch and result: d_out . out - d_lse, -d_lse on rows that see nothing
 
     // Gradient of the bias, float32, zeroed by the caller; null: not wanted. Of a program: that of all its tables of floats,
-    // one behind the other, `d_bias_size` of them.
+    // one behind the other, `d_bias_size` of them; batch and head are not 0 where items and heads have entries of their own.
     // tensor: laid out as (b?, h?, i?, j?) with these strides, stride 0 where it is summed over.
     //         Along the batch and the heads it is summed only when rows and keys are both kept.
     // line:   (B, Hq, line_length).

@@ -141,6 +141,8 @@ class ProgramRun {
         return load(from + (of.level < ScoreProgram::key ? 0 : column));
     }
 
+    SACCADE_INLINE const int32_t* keys_from(int64_t column) const { return reinterpret_cast<const int32_t*>(keys + column); }
+
     // The whole line of a value by key or distance, as ints.
     const int32_t* line(ScoreProgram::Operand of) const { return reinterpret_cast<const int32_t*>(base[of.level] + of.index * stride[of.level]); }
 
@@ -174,6 +176,7 @@ class ProgramRun {
 
     void step(const ScoreProgram::Instruction& x, float* to, int64_t width, float* scores) const;
     void load_entries(const Bias::Table& table, const Argument& at, float* to, int64_t width) const;
+    void load_line(const Bias::Table& table, int32_t start, float* to, int64_t width) const;
 };
 
 // The entries of a table. Nothing outside of it is read, whatever the indices are.
@@ -190,6 +193,26 @@ inline void ProgramRun::load_entries(const Bias::Table& table, const Argument& a
     }
     const float* const from = static_cast<const float*>(table.data);
     each(to, width, [&](int64_t j) SACCADE_LAMBDA { return gather(from, within((vi)at.at(j), last)); });
+}
+
+// Entries start + key of a table.
+inline void ProgramRun::load_line(const Bias::Table& table, int32_t start, float* to, int64_t width) const {
+    const int64_t last = table.size - lanes;
+    for (int64_t j = 0; j < width; j += lanes) {
+        const vi key = (vi)load(keys + j);
+        const int64_t first = (int64_t)start + key[0];
+        if (key[lanes - 1] != key[0] + lanes - 1 || first < 0 || first > last) {
+            const vi at = key + start;
+            load_entries(table, {(const float*)&at, 0}, to + j, lanes);
+        } else if (table.type == Bias::Table::bits) {
+            const uint8_t* const from = static_cast<const uint8_t*>(table.data) + first;
+            vi x;
+            for (int n = 0; n < lanes; n++) x[n] = from[n] ? -1 : 0;
+            put(to + j, x);
+        } else {
+            store(to + j, load(static_cast<const float*>(table.data) + first));
+        }
+    }
 }
 
 inline void ProgramRun::step(const ScoreProgram::Instruction& x, float* to, int64_t width, float* scores) const {
@@ -279,6 +302,7 @@ inline void ProgramRun::step(const ScoreProgram::Instruction& x, float* to, int6
                 for (int64_t j = 0; j < std::min<int64_t>(grain, width - n * grain); j += lanes)
                     store(to + n * grain + j, load(a.from + n * spread + below + j));
             return;
+        case 74: return load_line(p.bias.tables[x.number], ((vi)a.at(0))[0], to, width);
         case 73: return one([](vf x) SACCADE_LAMBDA { return x; });
         default: return each(to, width, [&](int64_t) SACCADE_LAMBDA { return splat(nan); });
     }

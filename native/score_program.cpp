@@ -44,7 +44,7 @@ ScoreProgram::Operand operand(Reader& reader, const ScoreProgram& program, bool 
 
 ScoreProgram::ScoreProgram(const std::vector<int64_t>& numbers) {
     constexpr int64_t many = 1 << 12;
-    constexpr int along_diagonal = 72, load = 71;
+    constexpr int along_diagonal = 72, load = 71, load_line = 74;
     Reader reader(numbers);
     for (int& count : counts) count = (int)reader.below(many);
     if (!counts[uniform] || !counts[pair]) throw std::invalid_argument("a score program has a score and some value");
@@ -54,8 +54,8 @@ ScoreProgram::ScoreProgram(const std::vector<int64_t>& numbers) {
     pulls.resize(reader.below(most_pulls + 1));
     for (Pull& pull : pulls) {
         pull.at = operand(reader, *this, false), pull.factor = operand(reader, *this, false);
-        pull.start = reader.next(), pull.size = reader.next();
-        if (pull.start < 0 || pull.size < 1) throw std::invalid_argument("a gradient of a table has a place and a size");
+        pull.start = reader.next(), pull.size = reader.next(), pull.own = reader.next();
+        if (pull.start < 0 || pull.size < 1 || pull.own < -1 || (pull.own < 0 && pull.at.level > row)) throw std::invalid_argument("a gradient of a table has a place and a size");
     }
     for (int64_t left = reader.below(many); left; left--) {
         Instruction x;
@@ -68,7 +68,8 @@ ScoreProgram::ScoreProgram(const std::vector<int64_t>& numbers) {
                 throw std::invalid_argument("a value of a score program is made of values that are not there yet");
         }
         x.number = (int32_t)reader.next();
-        if (x.op == load && (x.number < 0 || x.number >= (int64_t)tables.size())) throw std::invalid_argument("a score program reads no such table");
+        if ((x.op == load || x.op == load_line) && (x.number < 0 || x.number >= (int64_t)tables.size())) throw std::invalid_argument("a score program reads no such table");
+        if (x.op == load_line && (level != pair || x.arguments[0].level > row)) throw std::invalid_argument("lines of a table are read by pairs");
         if (x.op == along_diagonal && x.arguments[0].level != distance) throw std::invalid_argument("only distances lie along diagonals");
         code[level].push_back(x);
     }

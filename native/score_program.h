@@ -35,15 +35,17 @@ class ScoreProgram {
         int32_t number;
     };
 
-    // A table that gets a gradient: entry `at` gets the slope of the score times `factor`.
+    // A table that gets a gradient: entry `at` gets the slope of the score times `factor`. Where no two pairs of a head share
+    // an entry and keys stand in a line, at + key, a task adds where the gradient is; else to a copy of its own.
     struct Pull {
         Operand at, factor;
         int64_t start, size;  // of the table in the gradient of all of them
+        int64_t own;          // where it begins in a task's copy; -1: at + key, without a copy
     };
 
     // Throws std::invalid_argument where the numbers are no program. They are, in order: how many values each level has; how
     // many tables, and their types; result, outside and slope (level and index each, level -1: none); how many pulls, of
-    // each: at, factor, start, size; how many instructions, of each: level, operation, kind, index of the result, three
+    // each: at, factor, start, size, own; how many instructions, of each: level, operation, kind, index of the result, three
     // arguments (level and index), number.
     explicit ScoreProgram(const std::vector<int64_t>& numbers);
 
@@ -56,6 +58,19 @@ class ScoreProgram {
     Operand result = none, outside = none;  // the score; whether an index lay outside of its table (a bool), or none
     Operand slope = none;                   // the result's derivative by the score, for the backward pass
     std::vector<Pull> pulls;
+
+    // Floats of a task's copy of the tables' gradients.
+    int64_t copied() const {
+        int64_t floats = 0;
+        for (const Pull& pull : pulls)
+            if (pull.own >= 0 && pull.own + pull.size > floats) floats = pull.own + pull.size;
+        return floats;
+    }
+    bool adds_in_place() const {
+        for (const Pull& pull : pulls)
+            if (pull.own < 0) return true;
+        return false;
+    }
 
     bool has(Level level) const { return !code[level].empty(); }
 };

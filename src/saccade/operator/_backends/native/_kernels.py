@@ -113,7 +113,7 @@ def backward(
         _at(d_key),
         _at(d_value),
         _address(delta),
-        0 if d_scores is None or bias is None else (d_scores.data_ptr(), bias.gradient_strides(d_scores)),
+        0 if d_scores is None or bias is None else bias.gradient_fields(d_scores),
     )
     d_parameter = torch.zeros_like(parameter) if wanted[3] and parameter is not None else None
     if d_scores is not None and bias is not None:
@@ -262,9 +262,13 @@ class _Scores:
         """Zeros that the kernels add the scores' gradient to, float32."""
         raise NotImplementedError
 
-    def gradient_strides(self, gradient: Tensor) -> tuple[int, ...] | int:
-        """The gradient's four strides, 0 along axes that are summed over; of a program's tables their size."""
+    def gradient_strides(self, gradient: Tensor) -> tuple[int, ...]:
+        """The gradient's four strides, 0 along axes that are summed over."""
         raise NotImplementedError
+
+    def gradient_fields(self, gradient: Tensor) -> tuple[Any, ...]:
+        """The fields from which native/bindings.cpp takes the gradient."""
+        return gradient.data_ptr(), self.gradient_strides(gradient)
 
     def backward(self) -> _Scores:
         """The form that the backward pass takes."""
@@ -367,13 +371,14 @@ class _ProgramScores(_Scores):
                 held = next(ints)
                 tables.append((held.data_ptr(), 2 if held.dtype == torch.bool else 1, held.numel()))
         placed = (0, 0) if self.placements is None else (self.placements.data_ptr(), len(self.placements))
-        return _PROGRAM, self.program, tuple(tables), self.origin, self.placement, *placed
+        return _PROGRAM, self.program.module_program, tuple(tables), self.origin, self.placement, *placed
 
     def gradient(self, query: Tensor, key: Tensor) -> Tensor:
         return torch.zeros_like(self.floats)
 
-    def gradient_strides(self, gradient: Tensor) -> int:
-        return gradient.numel()
+    def gradient_fields(self, gradient: Tensor) -> tuple[Any, ...]:
+        known = compiled(self.bias.program, *self.given, True)
+        return gradient.data_ptr(), gradient.numel(), int(known.by_item), int(known.by_head)
 
     def pull(self, gradient: Tensor) -> Tensor:
         return gradient.to(self.parameter.dtype)

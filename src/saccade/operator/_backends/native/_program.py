@@ -27,7 +27,8 @@ from ..._scores import ProgramBias
 from ._module import module
 
 UNIFORM, ROW, KEY, DISTANCE, PAIR = range(5)
-_ALONG, _COPY = 72, 73  # operations of the kernels alone: a row's part of the distances, and a copy
+# Operations of the kernels alone: a row's part of the distances, a copy, and entries that lie along the keys.
+_ALONG, _COPY, _LINE = 72, 73, 74
 _KINDS = {"float": 0, "int": 1, "bool": 2}
 _LIMIT = 2.0**31
 _MOST_PULLS = 8
@@ -96,46 +97,135 @@ def unsayable(bias: ProgramBias, sizes: tuple[int, int, int, int], placement: Pl
     return None
 
 
+class Compiled(NamedTuple):
+    """A program as the kernels take it."""
+
+    module_program: Any
+    # Backward: whether the gradients that are added to in place have entries of their own for each item, for each head.
+    by_item: bool = True
+    by_head: bool = True
+
+
 @lru_cache(256)
-def compiled(program: Program, tables: tuple[TableForm, ...], extent: Extent, derivative: bool) -> Any:
-    """The object the kernels take; with `derivative` the one of the backward pass."""
+def compiled(program: Program, tables: tuple[TableForm, ...], extent: Extent, derivative: bool) -> Compiled:
+    """The program that the kernels run forward; with `derivative` the one of the backward pass."""
     flat = _flattened(program, tables, extent)
     if derivative:
-        return module.ScoreProgram(_backward(flat, tables))
-    writer = _Writer(flat.program, keeps_score=False)
-    result = writer.output(flat.program.outputs[0])
-    outside = _NONE if len(flat.program.outputs) == 1 else writer.output(flat.program.outputs[1])
-    return module.ScoreProgram(writer.numbers(tables, result, outside, _NONE, []))
+        return _backward(flat, tables, extent)
+    result, *outside = flat.outputs
+    writer = _Writer(flat, keeps_score=False)
+    out = writer.output(result)
+    wrong = writer.output(outside[0]) if outside else _NONE
+    return Compiled(module.ScoreProgram(writer.numbers(tables, out, wrong, _NONE, [])))
 
 
-def _backward(flat: _Flat, tables: tuple[TableForm, ...]) -> list[int]:
-    nodes = flat.program.nodes
-    loads = [n for n in flat.program.loads if nodes[n].kind == "float"]
+def _backward(flat: Program, tables: tuple[TableForm, ...], extent: Extent) -> Compiled:
+    nodes = flat.nodes
+    loads = [n for n in flat.loads if nodes[n].kind == "float"]
     if len(loads) > _MOST_PULLS:
-        raise Unsayable(f"it reads tables of floats in {len(loads)} places, and the kernels have gradients of {_MOST_PULLS}")
+        raise Unsayable(f"it reads tables of floats in {len(loads)} places, more than the {_MOST_PULLS} of the kernels")
     score = [n for n, node in enumerate(nodes) if node.op == "score"]
-    whole = gradient(flat.program, [*score, *loads], also=[nodes[n].args[0] for n in loads])
+    in_place = _in_place(flat, loads, extent)
+    places = [line.start if (line := in_place.get(int(nodes[n].value or 0))) else nodes[n].args[0] for n in loads]
+    whole = gradient(flat, [*score, *loads], also=places)
     writer = _Writer(whole, keeps_score=True)
     result, *rest = whole.outputs
-    steep, factors, places = rest[: len(score)], rest[len(score) : len(score) + len(loads)], rest[len(score) + len(loads) :]
     out = writer.output(result)
-    slope = writer.output(steep[0]) if steep else writer.constant(0.0)
-    pulls = []
+    slope = writer.output(rest[0]) if score else writer.constant(0.0)
+    pulls, own = [], _places_in_copy([int(nodes[n].value or 0) for n in loads], tables, in_place)
+    factors, places = rest[len(score) : len(score) + len(loads)], list(rest[len(score) + len(loads) :])
     for n, factor, place in zip(loads, factors, places, strict=True):
-        table = tables[int(nodes[n].value or 0)]
-        pulls.append((writer.output(place), writer.output(factor), table.start, math.prod(table.shape)))
-    return writer.numbers(tables, out, _NONE, slope, pulls)
+        number = int(nodes[n].value or 0)
+        table = tables[number]
+        at = writer.output(place)
+        pulls.append((at, writer.output(factor), table.start, math.prod(table.shape), own.get(number, -1)))
+    numbers = writer.numbers(tables, out, _NONE, slope, pulls)
+    by_item, by_head = (all(getattr(line, name) for line in in_place.values()) for name in ("by_item", "by_head"))
+    return Compiled(module.ScoreProgram(numbers), by_item, by_head)
+
+
+def _places_in_copy(loads: Sequence[int], tables: tuple[TableForm, ...], in_place: dict[int, _Line]) -> dict[int, int]:
+    """Where tables begin in a task's copy of the gradients; those that are added to in place have no copy."""
+    places: dict[int, int] = {}
+    end = 0
+    for number in loads:
+        if number not in places and number not in in_place:
+            places[number] = end
+            end += math.prod(tables[number].shape)
+    return places
+
+
+# --- entries along the keys -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A load whose index is start + k: `start` is a node without k. `pairs`: no two pairs of a head read one entry."""
+
+    start: int
+    pairs: bool
+    by_item: bool
+    by_head: bool
+
+
+def _in_place(flat: Program, loads: Sequence[int], extent: Extent) -> dict[int, _Line]:
+    """The tables whose gradients tasks may add to side by side: each is read once, along the keys, and pairs differ."""
+    numbers = [int(flat.nodes[n].value or 0) for n in loads]
+    lines = {number: _line(flat, n, extent) for number, n in zip(numbers, loads, strict=True) if numbers.count(number) == 1}
+    return {number: line for number, line in lines.items() if line is not None and line.pairs}
+
+
+def _line(flat: Program, load: int, extent: Extent) -> _Line | None:
+    """The index of a load as start + k; None where it is anything else."""
+    index = flat.nodes[load].args[0]
+    factors = _linear(flat, index)
+    if factors is None or factors["k"] != 1:
+        return None
+    node = flat.nodes[index]
+    if node.op != "add" or flat.nodes[node.args[1]].op != "k" or "k" in flat.depends[node.args[0]]:
+        return None
+    keys, rows = extent.keys[1] - extent.keys[0] + 1, extent.rows[1] - extent.rows[0] + 1
+    # Strides that grow from axis to axis: every entry is read by one pair alone.
+    row = abs(factors["q"]) >= keys
+    head, item = abs(factors["h"]), abs(factors["b"])
+    by_head = extent.heads == 1 or head >= abs(factors["q"]) * rows
+    by_item = extent.batch == 1 or item >= max(head * extent.heads, abs(factors["q"]) * rows)
+    return _Line(node.args[0], row, by_item, by_head)
+
+
+def _linear(program: Program, index: int) -> dict[str, int] | None:
+    """The factors of b, h, q and k in an index that is a sum of multiples of them and a constant; None otherwise."""
+    found: list[dict[str, int] | None] = []
+    nothing = dict.fromkeys(("b", "h", "q", "k", "1"), 0)
+    for node in program.nodes[: index + 1]:
+        args = [found[arg] for arg in node.args]
+        one, other = args[0] if args else None, args[1] if len(args) > 1 else None
+        if node.kind != "int":
+            found.append(None)
+        elif node.op in nothing:
+            found.append({**nothing, node.op: 1})
+        elif node.op == "const":
+            found.append({**nothing, "1": int(node.value or 0)})
+        elif node.op in ("add", "sub") and one and other:
+            sign = 1 if node.op == "add" else -1
+            found.append({name: one[name] + sign * other[name] for name in nothing})
+        elif node.op == "neg" and one:
+            found.append({name: -one[name] for name in nothing})
+        elif node.op == "mul" and one and other and not any(other[name] for name in "bhqk"):
+            found.append({name: one[name] * other["1"] for name in nothing})
+        else:
+            found.append(None)
+    return found[index]
 
 
 # --- flat tables ------------------------------------------------------------------------------------------------------
 
 
-class _Flat(NamedTuple):
-    program: Program  # every load has one index; a second output says whether an index is outside of its table
+def _flattened(program: Program, tables: tuple[TableForm, ...], extent: Extent) -> Program:
+    """Indices of several axes made one, negative ones wrapped; ints are proved to stay within 32 bits.
 
-
-def _flattened(program: Program, tables: tuple[TableForm, ...], extent: Extent) -> _Flat:
-    """Indices of several axes made one, negative ones wrapped; and what the kernels need to know of ints proved."""
+    A second output, where there is one, says whether an index lies outside of its table.
+    """
     last = extent.batch - 1, extent.heads - 1
     leaves: dict[str, Any] = {
         "b": (np.float64(0), np.float64(last[0])),
@@ -172,7 +262,7 @@ def _flattened(program: Program, tables: tuple[TableForm, ...], extent: Extent) 
         else:
             here.append(build.of(node.op, *args))
     result = here[program.outputs[0]]
-    return _Flat(build.program(result) if build.value(outside) is False else build.program(result, outside))
+    return build.program(result) if build.value(outside) is False else build.program(result, outside)
 
 
 def _within(build: Builder, index: int, reach: Any, size: int) -> tuple[int, int | None]:
@@ -263,8 +353,16 @@ class _Writer:
     def __post_init__(self) -> None:
         slope = slopes(self.program)
         self.levels = [self._level(depends, slope[n]) for n, depends in enumerate(self.program.depends)]
+        self._lines = {n: start for n in self.program.loads if (start := self._start(n)) is not None}
         self._places: dict[tuple[int, int], int] = {}  # (node, level) -> instruction; -1 the score
         self._outputs: list[int] = []
+
+    def _start(self, load: int) -> int | None:
+        """The index of a load by pair, less k: a node of one value in a row. None: it has no such form."""
+        node = self.program.nodes[self.program.nodes[load].args[0]]
+        if self.levels[load] != PAIR or node.op != "add" or self.program.nodes[node.args[1]].op != "k":
+            return None
+        return node.args[0] if self.levels[node.args[0]] <= ROW else None
 
     @staticmethod
     def _level(depends: frozenset[str], slope: int | None) -> int:
@@ -303,8 +401,11 @@ class _Writer:
         elif node.op in LEAVES:
             place = self._write(_Written(level, LEAF_NUMBERS[node.op], 0, []))
         else:
-            args = [self._argument(arg, level) for arg in node.args]
-            if node.op == "load":
+            line = self._lines.get(n) if level == PAIR else None
+            args = [self._argument(arg, level) for arg in (node.args if line is None else (line,))]
+            if line is not None:
+                place = self._write(_Written(level, _LINE, 0, args, int(node.value or 0)))
+            elif node.op == "load":
                 place = self._write(_Written(level, LOAD, 0, args, int(node.value or 0)))
             else:
                 kind = _KINDS[self.program.nodes[node.args[-1]].kind]
@@ -332,7 +433,7 @@ class _Writer:
         result: Operand,
         outside: Operand,
         slope: Operand,
-        pulls: list[tuple[Operand, Operand, int, int]],
+        pulls: list[tuple[Operand, Operand, int, int, int]],
     ) -> list[int]:
         """The program as native/score_program.h reads it."""
         counts = self._allocate()
@@ -340,8 +441,8 @@ class _Writer:
         for operand in (result, outside, slope):
             numbers += self._placed(operand)
         numbers.append(len(pulls))
-        for at, factor, start, size in pulls:
-            numbers += [*self._placed(at), *self._placed(factor), start, size]
+        for at, factor, *rest in pulls:
+            numbers += [*self._placed(at), *self._placed(factor), *rest]
         numbers.append(len(self.code))
         for x in self.code:
             args = [self._placed(arg) for arg in x.args] + [_NONE] * (3 - len(x.args))
