@@ -22,7 +22,18 @@ import torch
 from torch import Tensor
 
 from ..._biases import Placement
-from ..._programs._language import CONST, LEAF_NUMBERS, LEAVES, LOAD, OPERATIONS, Builder, Node, Program, bounds, gradient
+from ..._programs._language import (
+    CONST,
+    LEAF_NUMBERS,
+    LEAVES,
+    LOAD,
+    OPERATIONS,
+    Builder,
+    Node,
+    Program,
+    bounds,
+    gradient,
+)
 from ..._scores import ProgramBias
 from ._module import module
 
@@ -171,7 +182,9 @@ class _Line:
 def _in_place(flat: Program, loads: Sequence[int], extent: Extent) -> dict[int, _Line]:
     """The tables whose gradients tasks may add to side by side: each is read once, along the keys, and pairs differ."""
     numbers = [int(flat.nodes[n].value or 0) for n in loads]
-    lines = {number: _line(flat, n, extent) for number, n in zip(numbers, loads, strict=True) if numbers.count(number) == 1}
+    lines = {
+        number: _line(flat, n, extent) for number, n in zip(numbers, loads, strict=True) if numbers.count(number) == 1
+    }
     return {number: line for number, line in lines.items() if line is not None and line.pairs}
 
 
