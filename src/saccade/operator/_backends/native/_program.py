@@ -1,8 +1,8 @@
 """Score programs for the native kernels: instructions by level, registers, and tables as addresses.
 
-Each value is computed at the lowest level it can be (native/score_program.h): once for an item and head, a row, a key, a
-distance, or each pair. Values that depend on `k - q` alone are found by their slope: how they change where query and key
-move on together by one. `q` and `k` have slope 1, `k - q` has slope 0.
+Each value is computed at the lowest level it can be (native/score_program.h): once for an item and head, a row, a key,
+a distance, or each pair. Values that depend on `k - q` alone are recognised by their slope: how they change where query
+and key move on together by one. `q` and `k` have slope 1, `k - q` has slope 0.
 
 Shape legend: B batch, Hq query heads, Lq / Lk lengths.
 """
