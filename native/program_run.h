@@ -26,7 +26,7 @@ SACCADE_INLINE vf log_of(vf x) {
     return x < vf{} ? splat(std::numeric_limits<float>::quiet_NaN()) : y;
 }
 
-// sin(x + quarters pi / 2): Cody and Waite's reduction, and the polynomials of Cephes' sinf (S. Moshier).
+// Sine, or cosine with `quarters` 1: Cody and Waite's reduction, and the polynomials of Cephes' sinf (S. Moshier).
 SACCADE_INLINE vf sine_of(vf x, int quarters) {
     const vf magic = splat(12582912.0f), shifted = x * splat(0.63661977236758134f) + magic, n = shifted - magic;
     const vi turn = ((vi)shifted - (vi)magic + quarters) & 3;
@@ -43,14 +43,15 @@ SACCADE_INLINE vf sine_of(vf x, int quarters) {
     const vf size = (vf)((vu)x & splat_u(0x7fffffff));
     if (above(size, 8192.0f) || total(x - x) != 0)  // further out the reduction is not exact; of infinities it is NaN
         for (int l = 0; l < lanes; l++)
-            if (!(size[l] <= 8192.0f)) y[l] = (float)std::sin((double)x[l] + quarters * 1.57079632679489661923);
+            if (!(size[l] <= 8192.0f)) y[l] = (float)(quarters ? std::cos((double)x[l]) : std::sin((double)x[l]));
     return y;
 }
 
 SACCADE_INLINE vf sigmoid_of(vf x) {
     const vf size = (vf)((vu)x | splat_u(0x80000000)), e = exp2_of(size, splat(log2_e));  // exp(-|x|): it never overflows
     const vf small = e / (e + splat(1.0f));
-    return x < vf{} ? small : splat(1.0f) - small + (x - x);
+    const vf y = x < vf{} ? small : splat(1.0f) - small;
+    return x == x ? y : x;
 }
 
 // The quotient of ints rounded down, or towards 0. A divisor of 0 counts as 1. Floats hold ints below 2^23; larger ones go one by one.
@@ -241,7 +242,7 @@ inline void ProgramRun::step(const ScoreProgram::Instruction& x, float* to, int6
             return one([](vf x) SACCADE_LAMBDA { return (vf)((vu)x & splat_u(0x7fffffff)); });
         case 8:
             if (x.kind != ScoreProgram::a_float) return ints([](vi x, vi) SACCADE_LAMBDA { return (x < 0) - (x > 0); });
-            return one([](vf x) SACCADE_LAMBDA { return x > vf{} ? splat(1.0f) : x < vf{} ? splat(-1.0f) : x * vf{}; });
+            return one([](vf x) SACCADE_LAMBDA { return x > vf{} ? splat(1.0f) : x < vf{} ? splat(-1.0f) : vf{}; });  // of NaN 0, as PyTorch
         case 9: return one([](vf x) SACCADE_LAMBDA { return exp2_of(x, splat(log2_e)); });
         case 10: return one([](vf x) SACCADE_LAMBDA { return log_of(x); });
         case 11: return one([](vf x) SACCADE_LAMBDA { return root_of(x); });

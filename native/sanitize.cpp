@@ -18,6 +18,7 @@
 #include "sanitize_linear.h"
 #include "sanitize_oracle.h"
 #include "sanitize_pooled.h"
+#include "sanitize_program.h"
 #include "sanitize_statistics.h"
 #include "sanitize_weight_tile.h"
 
@@ -180,6 +181,16 @@ struct BackwardRun {
         d_key = Tensor(random, p.type, p.batch, p.kv_heads, p.length_k, p.width);
         d_value = Tensor(random, p.type, p.batch, p.kv_heads, p.length_k, p.value_width);
         delta.assign(forward.lse.size(), float(kNan));
+        compute(c, forward, queries, keys, [&](Backward& call) {
+            if (!bias) return;
+            call.d_bias = d_bias.data.data();
+            call.d_bias_batch = d_bias.stride[0], call.d_bias_head = d_bias.stride[1];
+            call.d_bias_row = d_bias.stride[2], call.d_bias_key = d_bias.stride[3];
+        });
+    }
+
+    template <class Set> void compute(const Case& c, const ForwardRun& forward, bool queries, bool keys, Set&& set) {
+        const Problem& p = c.problem;
         Backward call;
         call.problem = p;
         call.query = c.query.input(), call.key = c.key.input(), call.value = c.value.input();
@@ -190,14 +201,60 @@ struct BackwardRun {
         }
         if (queries) call.d_query = d_query.output();
         if (keys) call.d_key = d_key.output(), call.d_value = d_value.output();
-        if (bias) {
-            call.d_bias = d_bias.data.data();
-            call.d_bias_batch = d_bias.stride[0], call.d_bias_head = d_bias.stride[1];
-            call.d_bias_row = d_bias.stride[2], call.d_bias_key = d_bias.stride[3];
-        }
+        set(call);
         kernels().backward(call);
     }
 };
+
+// The same numbers of a bias that is a program. Half precision forms delta in another way there, and sigmoid's has none.
+void check_program(Case& c, uint64_t seed, const Expected& expected) {
+    const Bias meant = c.problem.bias;
+    if (meant.form == Bias::none || (meant.form == Bias::tensor && meant.type != Type::f32) || !c.problem.length_k) return;
+    ProgramForm form(c);
+    if (form.entries.empty()) return;
+    std::vector<float> gradient;
+    const auto compute = [&](int threads) {
+        Random random(seed);
+        const int before = std::exchange(c.problem.threads, threads);
+        c.problem.bias = form.bias(meant);
+        const ForwardRun forward(c, random, kernels().forward);
+        c.problem.bias = meant;
+        BackwardRun run(c, random, forward, true, true, false);
+        run.d_bias.data.assign(form.entries.size(), 0.0f);
+        c.problem.bias = form.bias(meant);
+        run.compute(c, forward, true, true, [&](Backward& call) {
+            call.d_bias = run.d_bias.data.data(), call.d_bias_size = int64_t(form.entries.size());
+            call.d_bias_batch = form.batch, call.d_bias_head = form.head;
+        });
+        c.problem.bias = meant;
+        c.problem.threads = before;
+        return std::make_pair(forward, run);
+    };
+    const auto [forward, run] = compute(c.problem.threads);
+    Judge judge(c, seed, "program");
+    judge.tensor("out", forward.out, expected.out);
+    judge.tensor("d_query", run.d_query, expected.d_query);
+    judge.tensor("d_key", run.d_key, expected.d_key), judge.tensor("d_value", run.d_value, expected.d_value);
+    Sums all(1, 1, 1, int64_t(form.entries.size()));
+    const Problem& p = c.problem;
+    const bool line = meant.form == Bias::line;
+    const auto step = [&](int axis, int64_t n) { return c.bias.shape[axis] > 1 ? n : 0; };
+    for (int64_t b = 0; b < p.batch; b++)
+        for (int64_t h = 0; h < p.heads; h++)
+            for (int64_t i = 0; i < (line ? 1 : p.length_q); i++)
+                for (int64_t j = 0; j < (line ? meant.line_length : p.length_k); j++) {
+                    const int64_t from = expected.d_bias.place(b, h, i, j);
+                    const int64_t to = line ? h * meant.line_length + j
+                                            : ((step(0, b) * c.bias.shape[1] + step(1, h)) * c.bias.shape[2] + step(2, i)) * c.bias.shape[3] + step(3, j);
+                    all.add(to, expected.d_bias.value[from], expected.d_bias.size[from]);
+                }
+    for (size_t n = 0; n < form.entries.size(); n++) judge.near("d_table", run.d_bias.data[n], all.value[n], all.size[n]);
+    const auto [forward_alone, alone] = compute(1);
+    if (!same(forward.out.bytes(), forward_alone.out.bytes()) || !same(run.d_query.bytes(), alone.d_query.bytes()) ||
+        !same(run.d_key.bytes(), alone.d_key.bytes()) || !same(run.d_value.bytes(), alone.d_value.bytes()) ||
+        !same(run.d_bias.data, alone.d_bias.data))
+        judge.fault("differs by threads", 1, 0, 0);
+}
 
 void check_backward(Case& c, uint64_t seed, const Expected& expected) {
     Random choices(seed);
@@ -293,6 +350,7 @@ void check_sigmoid(Case& c, uint64_t seed) {
     check_forward(c, seed, expected, "sigmoid", kernels().forward);
     if (p.length_q * p.group() <= 16) check_forward(c, seed, expected, "sigmoid decode", kernels().decode);
     check_backward(c, seed, expected);
+    check_program(c, seed, expected);
 }
 
 void check_linear(uint64_t seed) {
@@ -339,7 +397,7 @@ void check(uint64_t seed) {
     const Kernels& set = kernels();
     if (set.forward) check_forward(c, seed, expected, "forward", set.forward);
     if (set.decode && p.length_q * p.group() <= 16) check_forward(c, seed, expected, "decode", set.decode);
-    if (set.forward && set.backward) check_backward(c, seed, expected);
+    if (set.forward && set.backward) check_backward(c, seed, expected), check_program(c, seed, expected);
     if (set.statistics) check_statistics(c, seed);
     if (set.pooled && p.batch && p.length_q && p.length_k) check_pooled(c, seed);
     if (set.weight_tile && p.batch && p.length_q && p.length_k) check_weight_tile(c, seed);

@@ -246,11 +246,21 @@ def _quotient(x: Interval, y: Interval) -> Interval:
 
 
 def _whole_quotient(rounded: Callable[[Any], Any]) -> Callable[..., Interval]:
+    """Of ints: a divisor is at least 1 in magnitude."""
+
     def rule(x: Interval, y: Interval) -> Interval:
         low, high = _quotient(x, y)
-        return rounded(low), rounded(high)
+        most = np.maximum(np.abs(x[0]), np.abs(x[1]))
+        return np.maximum(rounded(low), -most), np.minimum(rounded(high), most)
 
     return rule
+
+
+def _words(x: Interval, y: Interval) -> Interval:
+    """Bits of ints stay within the next power of two."""
+    least = np.minimum(x[0], y[0])
+    power = np.exp2(np.ceil(np.log2(np.maximum(np.maximum(x[1], y[1]), -least) + 1)))
+    return np.where(least < 0, -power, 0.0), power - 1
 
 
 def _remainder(x: Interval, y: Interval) -> Interval:
@@ -371,9 +381,9 @@ OPERATIONS: dict[str, Operation] = {
     "floor_div": Operation(21, "int", _floored, _whole_quotient(np.floor)),
     "trunc_div": Operation(22, "int", _truncated, _whole_quotient(np.trunc)),
     "mod": Operation(23, "int", _modulo, _remainder),
-    "bit_and": Operation(24, "int", torch.bitwise_and),
-    "bit_or": Operation(25, "int", torch.bitwise_or),
-    "bit_xor": Operation(26, "int", torch.bitwise_xor),
+    "bit_and": Operation(24, "int", torch.bitwise_and, _words),
+    "bit_or": Operation(25, "int", torch.bitwise_or, _words),
+    "bit_xor": Operation(26, "int", torch.bitwise_xor, _words),
     "eq": Operation(27, "bool", torch.eq, _same),
     "ne": Operation(28, "bool", torch.ne, lambda x, y: _not(_same(x, y))),
     "lt": Operation(29, "bool", torch.lt, _less),
