@@ -368,7 +368,7 @@ template <class Math, class T> class BackwardPass {
                                            panel, tile.dp + j, tile_keys);
         }
         // A row of half precision with all its keys in this tile.
-        if (!direct && !p.sigmoid && p.bias.form != Bias::program && key_blocks == 1 && p.length_k <= tile_keys) slopes.sum_delta(tile, rows, f.d_lse, f.delta);
+        if (!direct && !p.sigmoid && key_blocks == 1 && p.length_k <= tile_keys) slopes.sum_delta(tile, rows, f.d_lse, f.delta);
         slopes.form(tile, rows, masked, bias_local, desk.row_sums);
         if (some && poisoned) return add_seen(desk);
         const int64_t pairs = up_to(rows.count, Math::pack) / Math::pack;

@@ -8,6 +8,8 @@
 // where it holds `pack` keys of one row (a of dq = ds k). For single floats all of it stays in place.
 #pragma once
 
+#include <optional>
+
 #include "backward_bias.h"
 #include "backward_program.h"
 #include "pack.h"
@@ -68,15 +70,29 @@ class Slopes {
     // delta of rows that see no key outside of this tile: sum_j p_ij dp_ij - dlse_i. The same sum from an output that is
     // rounded to half precision errs by half a unit of it, which long rows average out and short ones do not.
     template <class Math> void sum_delta(BackwardTile<Math>& tile, BackwardRows& rows, const float* d_lse, float* delta) const {
+        alignas(64) float scores[tile_keys], steep[tile_keys];
+        std::optional<ProgramRun> run;
+        if (p.bias.form == Bias::program) run.emplace(started(tile, rows));
         for (int64_t i = 0; i < rows.count; i++) {
             if (rows.lse[i] == infinity) continue;
             const int64_t n = (rows.b * p.heads + rows.h) * p.length_q + rows.first + i;
             const BiasRow bias(p.bias, rows.b, rows.h, rows.first + i);
             const DropoutRow dropout(p.dropout, rows.b, rows.h, rows.first + i);
             vf sum = {};
-            for (int64_t j = 0; j < tile.width; j += lanes) {
-                const Entries x = entries(SoftmaxRow(rows, i, 1), tile, bias, dropout, i, j);
-                sum += select(x.seen, x.weight * x.dw, vf{});
+            if (p.bias.form == Bias::program) {
+                const SoftmaxRow row(rows, i, 1);
+                to_scores(tile.s + i * tile_keys, scores, steep, tile.width);
+                run->row(rows.first + i, i, scores, tile.width);
+                for (int64_t j = 0; j < tile.width; j += lanes) {
+                    const vf keep = p.dropout.on ? dropout.at(tile.first + j + p.dropout.key_origin) : splat(1.0f);
+                    const vf part = row.weight<Math::degree>(load(scores + j)) * load(tile.dp + i * tile_keys + j) * keep;
+                    sum += select(tile.lane_bits(i, j) & ~below_all(load(scores + j)), part, vf{});
+                }
+            } else {
+                for (int64_t j = 0; j < tile.width; j += lanes) {
+                    const Entries x = entries(SoftmaxRow(rows, i, 1), tile, bias, dropout, i, j);
+                    sum += select(x.seen, x.weight * x.dw, vf{});
+                }
             }
             delta[n] = rows.delta[i] = total(sum) - (d_lse ? d_lse[n] : 0);
         }
@@ -164,24 +180,14 @@ class Slopes {
     // The same of a program, which follows the softcap. Its result is of no use where nobody looks, and may be anything.
     template <class Row, class Math> void programmed(BackwardTile<Math>& tile, const BackwardRows& rows, float* tables) const {
         const ScoreProgram& program = *p.bias.code;
-        const int64_t grains[2] = {tile.first / grain, tile.first / grain + 1}, count = up_to(tile.width, grain) / grain;
-        ProgramRun run(p, tile_keys, rows.b, rows.h);
-        run.columns(grains, (int)count, rows.first);
+        ProgramRun run = started(tile, rows);
         TableSums sums(p, tables, gradient.of_tables());
         alignas(64) float steep[tile_keys];  // the slope of softcap
         for (int64_t i = 0; i < rows.count; i++) {
             const Row row(rows, i, 1);
             const DropoutRow dropout(p.dropout, rows.b, rows.h, rows.first + i);
             float *s = tile.s + i * tile_keys, *dp = tile.dp + i * tile_keys;
-            for (int64_t j = 0; j < tile.width; j += lanes) {
-                vf x = load(s + j) * splat(rest), slope = splat(1.0f);
-                if (p.softcap != 0) {
-                    const vf t = tanh_of(x * splat(inverse));
-                    x = t * splat(p.softcap);
-                    slope = splat(1.0f) - t * t;
-                }
-                store(s + j, x), store(steep + j, slope);
-            }
+            to_scores(s, s, steep, tile.width);
             run.row(rows.first + i, i, s, tile.width);
             for (int64_t j = 0; j < tile.width; j += lanes) {
                 const uint32_t hidden = below_all(load(s + j));
@@ -196,8 +202,28 @@ class Slopes {
             }
             sums.take(run, tile.raw, i, tile.width, s, [&](int64_t j) SACCADE_LAMBDA { return tile.lane_bits(i, j); });
         }
-        sums.finish(run, count);
+        sums.finish(run, up_to(tile.width, grain) / grain);
         put_all(tile, rows);
+    }
+
+    template <class Math> ProgramRun started(const BackwardTile<Math>& tile, const BackwardRows& rows) const {
+        const int64_t grains[2] = {tile.first / grain, tile.first / grain + 1};
+        ProgramRun run(p, tile_keys, rows.b, rows.h);
+        run.columns(grains, (int)(up_to(tile.width, grain) / grain), rows.first);
+        return run;
+    }
+
+    // Products to scores, the softcap's slope beside them.
+    void to_scores(const float* products, float* scores, float* steep, int64_t width) const {
+        for (int64_t j = 0; j < width; j += lanes) {
+            vf x = load(products + j) * splat(rest), slope = splat(1.0f);
+            if (p.softcap != 0) {
+                const vf t = tanh_of(x * splat(inverse));
+                x = t * splat(p.softcap);
+                slope = splat(1.0f) - t * t;
+            }
+            store(scores + j, x), store(steep + j, slope);
+        }
     }
 
     // Lanes of -infinity, as bits: who has them does not see.

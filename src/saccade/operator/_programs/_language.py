@@ -246,7 +246,7 @@ def _quotient(x: Interval, y: Interval) -> Interval:
 
 
 def _whole_quotient(rounded: Callable[[Any], Any]) -> Callable[..., Interval]:
-    """Of ints: a divisor is at least 1 in magnitude."""
+    """Quotients of ints, whose divisors are at least 1 in magnitude."""
 
     def rule(x: Interval, y: Interval) -> Interval:
         low, high = _quotient(x, y)

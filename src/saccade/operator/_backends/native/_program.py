@@ -50,7 +50,7 @@ _NONE: Operand = (-1, 0)
 
 
 class TableForm(NamedTuple):
-    """What the instructions depend on of a table: kind, shape, its place in the parameter, and ends of ints."""
+    """The properties of a table that the instructions depend on; `ends` are the least and the greatest int."""
 
     kind: str
     shape: tuple[int, ...]
@@ -74,7 +74,7 @@ class Unsayable(ValueError):
 def forms_of(
     bias: ProgramBias, sizes: tuple[int, int, int, int], placement: Placement, origin: int
 ) -> tuple[tuple[TableForm, ...], Extent]:
-    """What the instructions depend on in a call of these sizes (B, Hq, Lq, Lk)."""
+    """The tables and the extent of a call of these sizes (B, Hq, Lq, Lk)."""
     batch, heads, rows, keys = sizes
     low, high = (placement, placement) if isinstance(placement, int) else (int(end) for end in placement.aminmax())
     tables = tuple(TableForm(table.kind, table.shape, table.start, _ends(table.tensor)) for table in bias.tables)
