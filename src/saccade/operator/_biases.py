@@ -65,6 +65,20 @@ class Bias:
         chosen.parameter = self._part(self.parameter, None, None, torch.tensor(numbers, device=self.parameter.device))
         return chosen
 
+    def _moved(self, device: torch.device | str) -> Bias:
+        """The same on a device."""
+        moved = copy.copy(self)
+        moved.parameter = self.parameter.to(device)
+        if isinstance(self.offset, Tensor):
+            moved.offset = self.offset.to(device)
+        return moved
+
+    def _copied(self) -> Bias:
+        """The same with copies of its tensors, which the caller may change."""
+        own = copy.copy(self)
+        own.parameter = self.parameter.detach().clone(memory_format=torch.contiguous_format)
+        return own
+
     def _form(self) -> Bias:
         """This bias without its parameter: what a graph may keep without keeping the parameter alive."""
         bare = copy.copy(self)

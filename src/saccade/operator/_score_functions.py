@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from ._scores import Entries, Leaves, ModifiedScores, Tensors
+from ._scores import Entries, Leaves, ModifiedScores, Tensors, function_of_heads
 
 
 class FunctionBias(ModifiedScores):
@@ -28,6 +29,11 @@ class FunctionBias(ModifiedScores):
         self.captured = [tensor for tensor in captured if tensor.is_floating_point()]
         flat = [tensor.to(like.device, dtype).reshape(-1) for tensor in self.captured]
         self.parameter = torch.cat(flat) if flat else torch.empty(0, dtype=dtype, device=like.device)
+
+    def _of_heads(self, numbers: Sequence[int]) -> FunctionBias:
+        chosen = copy.copy(self)
+        chosen.function = function_of_heads(self.function, numbers)
+        return chosen
 
     def _loads(self, parameter: Tensor, leaves: Leaves, visible: Tensor | None, dtype: torch.dtype) -> Tensors:
         return (parameter.to(dtype),)

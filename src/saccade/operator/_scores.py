@@ -10,8 +10,9 @@ Shapes of a tile: score (B, Hq, r, c); leaves b (B, 1, 1, 1), h (1, Hq, 1, 1), q
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -57,6 +58,25 @@ class Score(PlacedBias):
         self.function = function
         self._traced: tuple[Program, Sequence[Tensor]] | None = None
 
+    def _of_heads(self, numbers: Sequence[int]) -> Score:
+        """The score of these heads alone, as after pruning."""
+        chosen = copy.copy(self)
+        if self._traced is not None:
+            program, tables = self._traced
+            chosen._traced = _with_heads(program, len(tables)), [*tables, torch.tensor(list(numbers))]
+        chosen.function = function_of_heads(self.function, numbers)
+        return chosen
+
+    def _standing(self, rows: Tensor, keys: Tensor) -> Score:
+        """The score of a call whose row i stands at `rows[b, i]` and whose key j at `keys[b, j]`; int64 (1 or B, L)."""
+        function = self.function
+
+        def standing(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Any:
+            row, key = (x[0, at] if x.shape[0] == 1 else x[b, at] for x, at in ((rows, q), (keys, k)))
+            return function(score, b, h, row, key)
+
+        return Score(standing).at(0)
+
     def _trace(self) -> tuple[Program, Sequence[Tensor]]:
         """The program, the same object for every call, and the captured tensors as they are now.
 
@@ -77,6 +97,16 @@ class Score(PlacedBias):
         return f"Score({name})"
 
 
+def function_of_heads(function: Callable[..., Any], numbers: Sequence[int]) -> Callable[..., Any]:
+    """The function that head h of these gets, `numbers[h]` of the function's own."""
+    heads = torch.tensor(list(numbers))
+
+    def chosen(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Any:
+        return function(score, b, heads[h], q, k)
+
+    return chosen
+
+
 def _no_function(*leaves: Tensor) -> Tensor:
     raise TypeError("Score: this value was made of a program and has no function")
 
@@ -94,6 +124,11 @@ def leaves_of(batch: tuple[int, int], heads: Tensor, rows: Tensor, keys: Tensor,
 
 class ModifiedScores(PlacedBias):
     """A `Score` in a call: the logits of a tile are `apply(score, loads)`. Abstract."""
+
+    @property
+    def _may_hide(self) -> bool:
+        """Whether a visible pair may get -inf by intent."""
+        return True
 
     def _loads(self, parameter: Tensor, leaves: Leaves, visible: Tensor | None, dtype: torch.dtype) -> Tensors:
         """The parameter's entries that the tile reads, in `dtype`: linear in it. IndexError out of a table's range."""
@@ -196,6 +231,27 @@ class ProgramBias(ModifiedScores):
         chosen.tables = (*self.tables, table)
         chosen.program = _with_heads(self.program, len(self.tables))
         return chosen
+
+    @property
+    def _may_hide(self) -> bool:
+        constants = any(node.op == "const" and node.value == -math.inf for node in self.program.nodes)
+        return constants or bool((self.parameter == -torch.inf).any())
+
+    def _moved(self, device: torch.device | str) -> ProgramBias:
+        moved = copy.copy(super()._moved(device))
+        assert isinstance(moved, ProgramBias)
+        moved.tables = tuple(
+            table if table.tensor is None else replace(table, tensor=table.tensor.to(device)) for table in self.tables
+        )
+        return moved
+
+    def _copied(self) -> ProgramBias:
+        own = super()._copied()
+        assert isinstance(own, ProgramBias)
+        own.tables = tuple(
+            table if table.tensor is None else replace(table, tensor=table.tensor.clone()) for table in self.tables
+        )
+        return own
 
     # --- one tile -------------------------------------------------------------------------------------------------
 

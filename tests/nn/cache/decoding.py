@@ -22,6 +22,7 @@ from saccade import (
     Predicate,
     Prefix,
     RelativeBias,
+    Score,
     Window,
     attention,
 )
@@ -37,6 +38,7 @@ TABLE = torch.rand(B, HQ, LONGEST, LONGEST, generator=torch.Generator().manual_s
 SCORES = torch.randn(1, HQ, LONGEST, LONGEST, generator=torch.Generator().manual_seed(7)).double()
 PREFIXES = [1, 4, 7]
 BUCKETS = torch.randn(8, HQ, generator=torch.Generator().manual_seed(9)).double()
+PRODUCTS = torch.randn(HQ, 11, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
 
 Shows = Callable[[int, Tensor, Tensor], Tensor]
 
@@ -89,6 +91,10 @@ BIASES: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Tensor], Tensor] | 
         ),
     ),
     "dense": (lambda: SCORES, lambda p, j: SCORES[0][:, p, j]),
+    "score": (
+        lambda: Score(lambda s, b, h, q, k: s + PRODUCTS[h, (q * k) % 11]),
+        lambda p, j: PRODUCTS[:, (p * j) % 11],
+    ),
 }
 
 KINDS: dict[str, Callable[[], Any]] = {

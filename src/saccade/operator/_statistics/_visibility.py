@@ -17,6 +17,8 @@ from .._masks import Causal, FromTensor, Mask, Padding, Window, keys_seen
 from .._masks._algebra import And
 from .._masks._data import lasting
 from .._masks._placement import At
+from .._scores import ModifiedScores
+from .._tiles import TileProblem, logits_of, look
 from ._places import padded_rows, positions, standing
 
 _ROWS, _KEYS = 256, 2048
@@ -76,6 +78,8 @@ def _first(keys: Tensor | None, device: torch.device) -> Tensor:
 
 def _hides(call: CheckedCall) -> bool:
     """Whether the bias may hold -inf somewhere."""
+    if isinstance(call.bias, ModifiedScores) and call.bias._may_hide:
+        return True
     if call.bias is None or not call.bias.parameter.numel():
         return False
     return not bool(call.bias.parameter.amin() > -torch.inf)
@@ -187,5 +191,16 @@ def _tile(call: CheckedCall, rows: Span, keys: Span, hidden: bool) -> Tensor:
     if not hidden or kind == "empty":
         return seen
     assert call.bias is not None
+    if isinstance(call.bias, ModifiedScores):
+        return seen & _not_hidden(call, rows, keys)
     scores = call.bias._tile(call.bias.parameter, rows, keys, call.placement, call.accumulator)
     return seen & (scores != -torch.inf)
+
+
+def _not_hidden(call: CheckedCall, rows: Span, keys: Span) -> Tensor:
+    """Where a `Score` gives more than -inf, (B, H, r, c)."""
+    problem, parameter = TileProblem.of(call), None if call.bias is None else call.bias.parameter
+    (q, bad_q), (k, bad_k) = problem.block(call.query, rows), problem.block(call.key, keys)
+    scores = problem.bias_tiles(parameter, rows, keys)
+    sight = look(problem, rows, keys, "partial", scores, (bad_q, bad_k, None), call.heads)
+    return logits_of(problem, sight, q, k, scores)[0] != -torch.inf

@@ -18,6 +18,7 @@ from .._attention import attention
 from .._biases import Bias, as_bias
 from .._call import ObservedCall
 from .._masks import Mask, Padding, as_mask
+from .._scores import Score
 from .._unknown_arguments import advised
 from .._weights import Chosen, attention_weights
 from ..batching import fill_padding
@@ -471,9 +472,10 @@ def _heads(features: Tensor, width: int) -> Tensor:
 
 
 def _of_heads(bias: Tensor | Bias | None, left: HeadsLeft) -> Tensor | Bias | None:
-    """The part of a bias for all heads that belongs to the remaining ones; another bias unchanged."""
+    """The part of a bias for all heads, or of a `Score`, that belongs to the remaining ones; others unchanged."""
     held = as_bias(bias)
-    return bias if held is None or held.heads != left.original_heads else held._of_heads(left.numbers)
+    ours = held is not None and (isinstance(held, Score) or held.heads == left.original_heads)
+    return held._of_heads(left.numbers) if held is not None and ours else bias
 
 
 def _head_norm(config: AttentionConfig) -> nn.Module:

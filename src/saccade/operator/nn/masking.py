@@ -14,6 +14,7 @@ from .._biases import Bias, RelativeScores, as_bias
 from .._masks import Causal, Mask, Padding
 from .._masks._algebra import And
 from .._masks._placement import At
+from .._scores import Score
 from ..batching import fill_padding
 from ..positions import Offset
 from .cache import GrowingLayer
@@ -51,7 +52,7 @@ def without_cache(
         ValueError: padding on the left beside a mask or bias that is data about rows.
     """
     real, dense = padding.replaced(queries=padding.keys), as_bias(bias)
-    of_distances = mask is None or mask._throughout("by_distance")
+    of_distances = (mask is None or mask._throughout("by_distance")) and not isinstance(dense, Score)
     # Asked first where it is all the same: the answer is in the padding's values, which no compiled graph knows.
     if (of_distances and (dense is None or isinstance(dense, RelativeScores))) or not _on_the_left(padding):
         return joined(mask, real), None
@@ -59,7 +60,7 @@ def without_cache(
         ("mask", mask if mask is not None and not mask._throughout("by_position") else None),
         ("bias", dense),
     ):
-        if given is not None and not isinstance(given, RelativeScores):
+        if given is not None and not isinstance(given, (RelativeScores, Score)):
             raise ValueError(
                 f"{name}: with padding on the left, {given!r} does not say whether it counts rows or tokens; pad on "
                 "the right, or leave padding= out and hide the padding in the mask"

@@ -37,6 +37,7 @@ from .._checks import make_call
 from .._dropout import Dropout
 from .._masks import Mask
 from .._masks._data import whole
+from .._scores import ModifiedScores
 from .._tiles import (
     NEGATIVE,
     TileProblem,
@@ -99,6 +100,8 @@ def sigmoid_attention(
     if length is not None:
         whole(length, "length", least=1)
     call = make_call(query, key, value, mask, bias=bias, scale=scale, softcap=None, sink=None, dropout=dropout)
+    if call.softcap is not None or isinstance(call.bias, ModifiedScores):
+        raise ValueError(f"sigmoid_attention: bias {bias!r} changes scores; expected one that is added to them")
     if _run.refuses(call) is None and not _run.watched():
         return _by_kernels(call, length)
     problem = TileProblem.of(call)

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...operator._biases import RelativeScores
 from ...operator._call import CheckedCall, ObservedCall
 from ...operator._checks import make_call
+from ...operator._scores import ModifiedScores, leaves_of
 
 _ENTRIES = 2**22  # products formed at once: 16 MiB of float32
 
@@ -51,8 +52,12 @@ def _weights(call: CheckedCall, lse: Tensor, rows: Tensor, keys: Tensor) -> Tens
     logits = call.scale * products
     if call.softcap is not None:
         logits = call.softcap * torch.tanh(logits / call.softcap)
-    logits = logits + _scores(call, heads, rows, keys).to(lse.dtype)
-    visible = _visible(call, heads, rows, keys) & (lse[0, :, rows] > float("-inf"))
+    shown = _visible(call, heads, rows, keys)
+    if isinstance(call.bias, ModifiedScores):
+        logits = _modified(call.bias, call, logits, shown, rows, keys)
+    else:
+        logits = logits + _scores(call, heads, rows, keys).to(lse.dtype)
+    visible = shown & (lse[0, :, rows] > float("-inf"))
     return torch.where(visible, torch.exp(logits - torch.where(visible, lse[0, :, rows], 0.0)), 0.0)
 
 
@@ -68,6 +73,19 @@ def _scores(call: CheckedCall, heads: Tensor, rows: Tensor, keys: Tensor) -> Ten
         return bias._value(bias.parameter, *torch.broadcast_tensors(heads, distance))
     table = bias.parameter.expand(1, call.heads, call.length_q, call.length_k)
     return table[0, heads, rows, keys]
+
+
+def _modified(
+    bias: ModifiedScores, call: CheckedCall, scores: Tensor, visible: Tensor, rows: Tensor, keys: Tensor
+) -> Tensor:
+    """What a `Score` makes of the scores (H, P): pairs stand along the axis of keys, the only one."""
+    heads, origin = torch.arange(call.heads, device=call.device), 0 if call.mask is None else call.mask._origin()[1]
+    leaves = leaves_of((0, 1), heads, rows[:1] * 0, keys + origin, 0)
+    at = call.placement if isinstance(call.placement, int) else call.placement.to(call.device)
+    leaves["q"] = (rows + at + origin).view(1, 1, 1, -1)
+    shown = visible.expand(scores.shape)[None, :, None]
+    loads = bias._loads(bias.parameter, leaves, shown, scores.dtype)
+    return bias._apply(scores[None, :, None], loads, leaves, shown)[0, :, 0]
 
 
 def _visible(call: CheckedCall, heads: Tensor, rows: Tensor, keys: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from ...operator._checks import make_call
 from ...operator._masks import Mask, Padding, as_mask
 from ...operator._masks._algebra import And
 from ...operator._masks._data import describe, whole
+from ...operator._scores import ModifiedScores, Score
 from ._edit import CallPart, CallPlace, Chosen, HeadEdit, Stage, WeightsFunction, split
 
 
@@ -265,8 +266,9 @@ class EditBias(HeadEdit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.bias, (Bias, Tensor)):
-            raise TypeError(f"bias must be a tensor, ALiBi or RelativeBias, got {describe(self.bias)}")
+        if not isinstance(self.bias, (Bias, Tensor)) or isinstance(self.bias, (Score, ModifiedScores)):
+            hint = "; a Score changes scores and adds none" if isinstance(self.bias, Bias) else ""
+            raise TypeError(f"bias must be a tensor, ALiBi or RelativeBias, got {describe(self.bias)}{hint}")
         if isinstance(self.bias, Tensor) and not self.bias.is_floating_point():
             raise TypeError(
                 f"bias must be of floating point (for True and False use EditMask), got {describe(self.bias)}"
@@ -284,6 +286,8 @@ class EditBias(HeadEdit):
             return bias
         ours = as_bias(bias)
         assert ours is not None
+        if isinstance(own, (Score, ModifiedScores)):
+            raise ValueError(f"EditBias: {own!r} changes the scores of this call, and no bias can be added to it")
         if isinstance(own, ALiBi) and isinstance(ours, ALiBi) and own.offset is None is ours.offset:
             return ALiBi(own.parameter + ours.parameter)
         return bias_tile(own, call) + bias_tile(ours, call)

@@ -15,6 +15,7 @@ from ...operator._backends.native import _weight_tiles as native
 from ...operator._biases import Span
 from ...operator._call import AttentionCall
 from ...operator._checks import make_call
+from ...operator._scores import ModifiedScores
 from ...operator._tiles import TileProblem
 from ...operator._weights import attention_weights
 
@@ -49,7 +50,8 @@ class WeightTiles:
         self._problem = replace(TileProblem.of(checked), heads=tuple(heads))
         self.differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in checked.tensors())
         # The slowest way handles NaN and infinities exactly, and sums float64.
-        self._plain = not self._problem.guarded and self._problem.dtype == torch.float32
+        added = not isinstance(checked.bias, ModifiedScores)
+        self._plain = not self._problem.guarded and self._problem.dtype == torch.float32 and added
         self.native = self._plain and native.refuses(checked) is None
         if self.native:
             self._tiles = native.NativeTiles(checked, heads)
@@ -79,12 +81,12 @@ class WeightTiles:
         problem = self._problem
         if problem.softcap is not None:
             logits.div_(problem.softcap).tanh_().mul_(problem.softcap)
-        bias, visible = problem.bias_tile(self._parameter, rows, keys), problem.visible(rows, keys, "partial")
-        if bias is not None:
-            logits += bias
+        scores, visible = problem.bias_tiles(self._parameter, rows, keys), problem.visible(rows, keys, "partial")
+        if scores:
+            logits += scores[0]
         if visible is not None:
             logits.masked_fill_(~visible, float("-inf"))
-        blind = None if bias is None and visible is None else logits.amax(-1, keepdim=True) == float("-inf")
+        blind = None if not scores and visible is None else logits.amax(-1, keepdim=True) == float("-inf")
         if self._sink is not None:
             logits = torch.cat([logits, self._sink.expand(*logits.shape[:3], 1)], -1)
         weights = torch.softmax(logits, -1)[..., : len(keys)]

@@ -5,7 +5,6 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D wi
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,9 +90,7 @@ def own_bias(bias: Bias | None) -> Bias | None:
         return None
     if isinstance(bias, TensorBias):
         return TensorBias(_compact(bias.parameter.detach()))
-    own = copy.copy(bias)
-    own.parameter = _copy(bias.parameter)
-    return own
+    return bias._copied()
 
 
 def _compact(tensor: Tensor) -> Tensor:
@@ -104,10 +101,4 @@ def _compact(tensor: Tensor) -> Tensor:
 
 
 def bias_to(bias: Bias | None, device: torch.device | str) -> Bias | None:
-    if bias is None:
-        return None
-    moved = copy.copy(bias)
-    moved.parameter = bias.parameter.to(device)
-    if isinstance(bias.offset, Tensor):
-        moved.offset = bias.offset.to(device)
-    return moved
+    return None if bias is None else bias._moved(device)

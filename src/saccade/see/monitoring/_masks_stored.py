@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...operator._biases import ALiBi, Bias, RelativeBias, TensorBias
+from ...operator._biases import ALiBi, Bias, RelativeBias, RelativeLine, TensorBias
 from ...operator._masks import FromTensor, Mask, mask_classes
 from ...operator._masks._data import OwnedTensor, Subset
+from ...operator._scores import ModifiedScores, Score
 
 MOST_BITS = 1 << 26  # largest number of booleans stored for a mask without a form as plain values
 
@@ -85,7 +86,8 @@ def stored_bias(bias: Bias | None, name: str, tensors: Tensors) -> Any:
     if bias is None:
         return None
     if type(bias) not in (TensorBias, ALiBi, RelativeBias):
-        raise UnstorableMask(f"the bias is a {type(bias).__name__}, which has no form as plain values")
+        name = "Score" if isinstance(bias, (Score, ModifiedScores, RelativeLine)) else type(bias).__name__
+        raise UnstorableMask(f"the bias is a {name}, which has no form as plain values")
     tensors[name] = bias.parameter.detach().cpu().contiguous()
     own = {key: getattr(bias, key) for key in ("bidirectional", "max_distance") if hasattr(bias, key)}
     offset = bias.offset.tolist() if isinstance(bias.offset, Tensor) else bias.offset

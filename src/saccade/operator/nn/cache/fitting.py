@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..._biases import Bias, RelativeScores, TensorBias, as_bias
 from ..._masks import Mask, Padding
+from ..._scores import Score
 from .key_positions import both, standing
 from .new_rows import NewRows, alike
 
@@ -94,16 +95,20 @@ def placed(mask: Mask | None, start: np.ndarray, usual: int) -> Mask | None:
 
 
 def bias_in_order(bias: Tensor | Bias | None, before: np.ndarray, arriving: NewRows, keys: int) -> Tensor | Bias | None:
-    """The bias of new rows over keys in order. One that depends on distances follows the mask's placement."""
+    """The bias of new rows over keys in order. One that depends on positions follows the mask's placement."""
     known = checked_bias(bias)
-    if known is None or isinstance(known, RelativeScores):
+    if known is None or isinstance(known, (RelativeScores, Score)):
         return bias
     rows = (before - arriving.left)[:, None] + np.arange(arriving.rows)
     return _picked(known.parameter, rows, keys, int((before + arriving.count).max(initial=0)))
 
 
-def bias_at(bias: Tensor | Bias | None, rows: Tensor, keys: Tensor, reach: int, dtype: torch.dtype) -> Tensor | None:
+def bias_at(
+    bias: Tensor | Bias | None, rows: Tensor, keys: Tensor, reach: int, dtype: torch.dtype
+) -> Tensor | Score | None:
     """The bias as a tensor (1 or B, 1 or Hq, Lq, Lk): row i stands at `rows[b, i]`, key j at `keys[b, j]`.
+
+    A `Score` stays a function, of these positions.
 
     Args:
         rows, keys: int64 (1 or B, Lq) and (1 or B, Lk).
@@ -116,6 +121,8 @@ def bias_at(bias: Tensor | Bias | None, rows: Tensor, keys: Tensor, reach: int, 
     if isinstance(known, TensorBias):
         _check_reach(known.parameter, reach)
         return _gathered(known.parameter, rows, keys)
+    if isinstance(known, Score):
+        return known._standing(rows, keys)
     assert isinstance(known, RelativeScores)
     parameter = known.parameter
     wide = torch.promote_types(torch.promote_types(parameter.dtype, dtype), torch.float32)
@@ -128,8 +135,8 @@ def checked_bias(bias: Tensor | Bias | None) -> Bias | None:
     known = as_bias(bias)
     if known is not None and known.offset is not None:
         raise ValueError(f"bias: with a cache it must not be placed by .at, the cache does that: {known!r}")
-    if not (known is None or isinstance(known, RelativeScores | TensorBias)):
-        raise TypeError(f"bias: a cache takes a tensor, ALiBi or RelativeBias, got {type(known).__name__}")
+    if not (known is None or isinstance(known, RelativeScores | TensorBias | Score)):
+        raise TypeError(f"bias: a cache takes a tensor, ALiBi, RelativeBias or Score, got {type(known).__name__}")
     return known
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..._biases import Bias, RelativeScores
 from ..._masks import Mask, Padding
 from ..._masks._intervals import Kind, Region
+from ..._scores import Score
 from ...positions import Offset
 from ...variants.patterns import streaming
 from .fitting import bias_at, checked_bias, placed
@@ -106,7 +107,8 @@ class StreamingLayer(WindowLayer):
         refuse_placed(mask)
         known = checked_bias(bias)
         if not (known is None or isinstance(known, RelativeScores)):
-            raise ValueError("bias: a tensor names places in the text, and in a StreamingLayer tokens change theirs")
+            what = "a Score" if isinstance(known, Score) else "a tensor"
+            raise ValueError(f"bias: {what} names places in the text, and in a StreamingLayer tokens change theirs")
         arriving = self._arriving(new)
         before, (top, _) = self._host, np.broadcast_arrays(self._top, arriving.count)
         after = before + arriving.count

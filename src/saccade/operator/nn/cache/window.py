@@ -13,6 +13,7 @@ from torch import Tensor
 from ..._biases import Bias, RelativeScores
 from ..._masks import FromTensor, Global, Mask, Padding, Window
 from ..._masks._data import bounded
+from ..._scores import Score
 from .fitting import bias_at, bias_in_order, checked_bias, in_order, placed
 from .key_positions import KeysAtPositions, both, refuse_placed, standing
 from .layer import CachedInputs, LayerCache, NewTokens, joined, refuse_gradients, scatter, slots
@@ -133,7 +134,7 @@ class WindowLayer(LayerCache):
             fitted = _checked(
                 placed_whole.at(0).slice((reach - rows, reach), (first, reach)), batch, rows, reach - first
             )
-            bias = bias if _of_distances(bias) else _dense(bias, before, arriving, np.arange(first, reach)[None], key)
+            bias = bias if _follows(bias) else _dense(bias, before, arriving, np.arange(first, reach)[None], key)
         else:
             keys, values = self._appended(old, key, value)
             added = np.where(arriving.real(), (before - arriving.left)[:, None] + np.arange(rows), -1)
@@ -257,11 +258,12 @@ def looked_at(mask: Mask, rows: int, keys: int, key: Tensor) -> Mask | None:
 
 def _dense(
     bias: Tensor | Bias | None, before: np.ndarray, arriving: NewRows, places: np.ndarray, key: Tensor
-) -> Tensor | None:
+) -> Tensor | Score | None:
     rows = (before - arriving.left)[:, None] + np.arange(arriving.rows)
     at, keys = (torch.from_numpy(np.ascontiguousarray(x)).to(key.device) for x in (rows, places.clip(min=0)))
     return bias_at(bias, at, keys, int((before + arriving.count).max(initial=0)), key.dtype)
 
 
-def _of_distances(bias: Tensor | Bias | None) -> bool:
-    return bias is None or isinstance(checked_bias(bias), RelativeScores)
+def _follows(bias: Tensor | Bias | None) -> bool:
+    """Whether the bias follows a mask that is placed."""
+    return bias is None or isinstance(checked_bias(bias), (RelativeScores, Score))

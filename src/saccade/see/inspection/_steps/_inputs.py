@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from ....interception._hooks import hooked
 from ....make.models.text.encoder_decoder import EncoderDecoder
-from ....operator._biases import Bias, RelativeScores, Span, TensorBias, as_bias
+from ....operator._biases import Bias, RelativeLine, RelativeScores, Span, TensorBias
 from ....operator._call import CheckedCall, ObservedCall
 from ....operator._checks import make_call
+from ....operator._pooled import pooled
+from ....operator._scores import ModifiedScores
 from ....operator.nn.attention import MultiHeadAttention
 from ....operator.nn.norm import RMSNorm
 from ....operator.nn.stacks import Stack
@@ -162,7 +164,7 @@ def of_call(call: ObservedCall, head: int, row: int, layer: int = 0, item: int =
     kv_heads = call.key.shape[1]
     group = head // (heads // kv_heads)
     checked = make_call(call.query, call.key, call.value, **call.scoring(), dropout=0.0, needs_lse=False)
-    bias = as_bias(call.bias)
+    bias = checked.bias
     added = None if bias is None else _bias_row(checked, bias, head, row, item)
     visible = _visible_row(checked, head, row, item)
     if added is not None and not np.isfinite(added).all():
@@ -182,11 +184,11 @@ def of_call(call: ObservedCall, head: int, row: int, layer: int = 0, item: int =
         outputs=numbers(call.out[item, :, row]),
         weights=numbers(weights),
         scale=checked.scale,
-        softcap=call.softcap,
+        softcap=checked.softcap,
         sink=None if call.sink is None else float(call.sink[head]),
         bias=added if added is not None and added.any() else None,
         bias_of_positions=isinstance(bias, RelativeScores),
-        bias_name="" if bias is None or isinstance(bias, TensorBias) else type(bias).__name__,
+        bias_name=_bias_name(bias),
         visible=visible,
         mask_name="" if visible is None else _named(checked),
         own=row if rows == call.key.shape[2] and not getattr(call, "cross", False) else None,
@@ -198,8 +200,21 @@ def _named(call: CheckedCall) -> str:
     return name if len(name) <= 60 else type(call.mask).__name__
 
 
+def _bias_name(bias: Bias | None) -> str:
+    if bias is None or isinstance(bias, TensorBias):
+        return ""
+    return "Score" if isinstance(bias, (ModifiedScores, RelativeLine)) else type(bias).__name__
+
+
 def _bias_row(call: CheckedCall, bias: Bias, head: int, row: int, item: int) -> np.ndarray:
-    """(L,) the bias of the row."""
+    """(L,) the bias of the row, or what a `Score` adds to its scores: the new one minus the old one."""
+    if isinstance(bias, ModifiedScores):
+        chosen, every = torch.tensor([row], device=call.device), range(call.length_k)
+        new, old = (
+            pooled(one, (item, head), chosen, every, (1, 1), None, logits=True, precise=True).largest[0]
+            for one in (call, replace(call, bias=None))
+        )
+        return numbers(torch.where(old == -torch.inf, 0.0, new - torch.where(old == -torch.inf, 0.0, old)))
     at_row, at_head = torch.tensor([row], device=call.device), torch.tensor([head], device=call.device)
     parameter = bias._part(bias.parameter.detach(), at_row, None, at_head)
     length = call.length_k

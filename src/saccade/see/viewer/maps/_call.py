@@ -16,6 +16,7 @@ from torch import Tensor
 from ....operator._call import CheckedCall
 from ....operator._checks import make_call
 from ....operator._masks import PerHead
+from ....operator._scores import ModifiedScores
 from ....operator._statistics._places import standing
 
 _BLOCK, _LOOKED_AT = (
@@ -81,7 +82,7 @@ class MapCall:
         call, mask = self.call, self.call.mask
         if isinstance(mask, PerHead):
             mask = mask.masks[head]
-        if mask is not None and mask._batch_and_heads()[1] != 1:
+        if (mask is not None and mask._batch_and_heads()[1] != 1) or isinstance(call.bias, ModifiedScores):
             return call, item, head
         whole = (mask is not None and mask._batch_and_heads()[0] != 1) or isinstance(standing(call), Tensor)
         items = slice(0, call.batch) if whole else slice(item, item + 1)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ....operator._biases import Span
 from ....operator._pooled import Pooled, binned, head_problem, pooled
+from ....operator._scores import ModifiedScores
 from ....operator._statistics import Statistics, statistics
 from ....operator._statistics._visibility import first_key
 from ._budget import release_freed
@@ -163,8 +164,8 @@ class HeadPyramid:
     def _bias_tile(self, pool: Pool, rows: range, keys: range, size: int, exact: bool) -> MapTile:
         """The bias where the pair is visible; coarse tiles sample one row of each bin, ``exact`` or not."""
         call = self.call.call
-        if call.bias is None:
-            raise ValueError("what: this call has no bias")
+        if call.bias is None or isinstance(call.bias, ModifiedScores):
+            raise ValueError("what: this call has no bias" + (f", but {call.bias!r}" if call.bias is not None else ""))
         problem, _, _, parameter = head_problem(call, self.item, self.head)
         every = len(rows) * len(keys) <= (_FEW if exact else _FEW // 16)
         chosen = torch.arange(rows.start, rows.stop) if every else _middles(rows, size)
@@ -174,8 +175,7 @@ class HeadPyramid:
         for at in chosen.split(step):
             of_rows = Span(0, len(at), at, unbroken=False)
             part = call.bias._part(parameter, at, of_keys.index, None) if parameter is not None else None
-            scores = problem.bias_tile(part, of_rows, of_keys)
-            assert scores is not None
+            (scores,) = problem.bias_tiles(part, of_rows, of_keys)
             shown = problem.visible(of_rows, of_keys, "partial")
             shape = (len(of_rows), len(keys))
             values = scores[0, 0].float().expand(shape)
@@ -221,15 +221,15 @@ class HeadPyramid:
         return known
 
     def bias(self, row: int, key: int) -> float | None:
-        """The bias of a pair, None without one."""
+        """The bias of a pair, None without one and for a `Score`, which adds none."""
         call = self.call.call
-        if call.bias is None:
+        if call.bias is None or isinstance(call.bias, ModifiedScores):
             return None
         problem, _, _, parameter = head_problem(call, self.item, self.head)
         at_row, at_key = torch.tensor([row]), torch.tensor([key])
         part = call.bias._part(parameter, at_row, at_key, None) if parameter is not None else None
-        scores = problem.bias_tile(part, Span(0, 1, at_row, unbroken=False), Span(0, 1, at_key, unbroken=False))
-        return None if scores is None else float(scores.reshape(-1)[0])
+        (scores,) = problem.bias_tiles(part, Span(0, 1, at_row, unbroken=False), Span(0, 1, at_key, unbroken=False))
+        return float(scores.reshape(-1)[0])
 
     def product(self, row: int, key: int) -> float:
         """q_i . k_j, without the scale."""

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from ....operator._scores import ModifiedScores
 from ....support._plain_values import plain_values
 from ..maps import SIDE, THUMBNAIL, HeadSummary, MapCall, MapClosed, Pool, Run, Side, What
 from ..steps._page import step_script
@@ -181,7 +182,7 @@ def _described_call(call: MapCall) -> dict[str, Any]:
         "keys": {"side": call.keys, "length": keys},
         "causal": call.causal,
         "mask": None if given.mask is None else shorten(repr(given.mask), LONGEST_MASK),
-        "bias": None if given.bias is None else type(given.bias).__name__,
+        "bias": None if given.bias is None or isinstance(given.bias, ModifiedScores) else type(given.bias).__name__,
         "scale": given.scale,
         "softcap": given.softcap,
         "sink": given.sink is not None,
@@ -225,7 +226,8 @@ def _enlarged(thumbnail: np.ndarray) -> np.ndarray:
 
 def _tile(session: Session, params: Params) -> Answer:
     run, call, head, item = session._map(params)
-    among = ("weights", "logits") if call.call.bias is None else ("weights", "logits", "bias")
+    added = call.call.bias is not None and not isinstance(call.call.bias, ModifiedScores)
+    among = ("weights", "logits", "bias") if added else ("weights", "logits")
     what, pool = cast(What, params.choice("what", among)), cast(Pool, params.choice("pool", ("max", "mean")))
     _, _, rows, keys = call.shape
     level = params.integer("level", 0, max(rows, keys).bit_length())
