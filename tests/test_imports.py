@@ -43,7 +43,7 @@ LAYERS = [
     {"_masks"},
     {"_biases", "_dropout", "_unknown_arguments"},
     {"_call", "_scores"},
-    {"_score_functions"},
+    {"_score_functions", "_score_terms"},
     {"_score_binding"},
     {"_costs"},
     {"_checks", "_reference", "_observers", "_tiles"},

@@ -15,7 +15,8 @@ from ._call import CheckedCall
 from ._dropout import Dropout, as_dropout
 from ._masks import Mask, as_mask
 from ._masks._data import dense, plain
-from ._score_binding import ScoreProblem, bind
+from ._score_binding import bind
+from ._score_terms import ScoreProblem
 from ._scores import Score
 
 _ONE_IN_BFLOAT16 = 0x3F80

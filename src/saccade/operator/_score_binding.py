@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ._biases import Bias, Placement, RelativeLine, TensorBias
-from ._call import accumulator_of, standing
+from ._biases import Bias
+from ._call import accumulator_of
 from ._masks import Mask, Predicate
 from ._masks._placement import At, Slice
 from ._programs._captured import reached
@@ -21,9 +21,8 @@ from ._programs._language import Node, Program, evaluate
 from ._programs._recognised_scores import RecognisedScore, recognised
 from ._programs._tracing import NotTraceable
 from ._score_functions import FunctionBias
-from ._scores import Leaves, ProgramBias, Score, leaves_of
-
-_LINE = 2**22  # numbers of a line of distances; where more are needed, the program is computed pair by pair
+from ._score_terms import ScoreProblem, of_a_level, of_distances
+from ._scores import ProgramBias, Score
 
 
 class BoundScore(NamedTuple):
@@ -34,24 +33,6 @@ class BoundScore(NamedTuple):
     scale: float
     softcap: float | None
     description: str
-
-
-class ScoreProblem(NamedTuple):
-    """The call that a `Score` is bound to."""
-
-    query: Tensor
-    length_k: int
-    mask: Mask | None
-    scale: float
-    softcap: float | None
-    offset: Placement | None
-
-    @property
-    def placement(self) -> Placement:
-        """Query row i stands at key index `i + placement` of this call."""
-        if self.offset is not None:
-            return self.offset
-        return standing(self.mask, self.length_k - self.query.shape[2], self.query.device)
 
 
 def bind(score: Score, problem: ScoreProblem) -> BoundScore:
@@ -112,7 +93,8 @@ def _as_known(known: RecognisedScore, whole: ProgramBias, problem: ScoreProblem)
         bias = ProgramBias(known.term, whole.tables, whole.parameter)
         bias.offset = problem.offset
     elif known.term is not None:
-        bias = _distances(known.term, whole, problem) if known.form == "distance" else _level(known, whole, problem)
+        make = of_distances if known.form == "distance" else of_a_level
+        bias = make(known.term, whole, problem)
         if bias is None:
             return None
     return BoundScore(mask, bias, scale, known.softcap or problem.softcap, f"recognised as {known}")
@@ -161,57 +143,3 @@ def _joined(mask: Mask | None, more: Mask) -> Mask | None:
         return mask & more
     except ValueError:
         return None
-
-
-def _level(known: RecognisedScore, whole: ProgramBias, problem: ScoreProblem) -> Bias | None:
-    """The term as a tensor (B|1, Hq|1, Lq|1, Lk|1)."""
-    query, term = problem.query, known.term
-    assert term is not None
-    device, depends = query.device, term.depends[term.outputs[0]]
-    origin = 0 if problem.mask is None else problem.mask._origin()[1]
-    counts = {"b": query.shape[0], "h": query.shape[1], "q": query.shape[2], "k": problem.length_k}
-    of = {name: count if name in depends else min(count, 1) for name, count in counts.items()}
-    heads, rows, keys = (torch.arange(of[name], device=device) for name in ("h", "q", "k"))
-    placement = problem.placement if "q" in depends else 0
-    leaves = leaves_of((0, of["b"]), heads, rows + origin, keys + origin, placement)
-    if leaves["q"].shape[0] > 1 and of["b"] == 1:
-        leaves["b"] = leaves["b"].expand(leaves["q"].shape[0], 1, 1, 1)
-    values = _evaluated(term, whole, leaves)
-    if values is None:
-        return None
-    shapes = [leaves[name].shape for name in depends if name in leaves]
-    return TensorBias(values.expand(torch.broadcast_shapes((1, 1, 1, 1), values.shape, *shapes)))
-
-
-def _distances(term: Program, whole: ProgramBias, problem: ScoreProblem) -> Bias | None:
-    """The term at every distance of the call, (Hq, n)."""
-    query, placement = problem.query, problem.placement
-    if isinstance(placement, Tensor) and not _readable(placement):
-        return None
-    low, high = (placement, placement) if isinstance(placement, int) else map(int, placement.aminmax())
-    least, last = 1 - query.shape[2] - high, problem.length_k - 1 - low
-    if query.shape[1] * (last - least + 1) > max(_LINE, 4 * query.shape[1] * (query.shape[2] + problem.length_k)):
-        return None
-    distance = torch.arange(least, last + 1, device=query.device)
-    zero = torch.zeros(1, dtype=torch.int64, device=query.device)
-    leaves = leaves_of((0, 1), torch.arange(query.shape[1], device=query.device), zero, distance, 0)
-    line = _evaluated(term, whole, leaves)
-    if line is None:
-        return None
-    bias = RelativeLine(line.expand(1, query.shape[1], 1, len(distance))[0, :, 0], least)
-    bias.offset = problem.offset
-    return bias
-
-
-def _readable(placement: Tensor) -> bool:
-    return placement.device.type == "cpu" and placement.numel() > 0 and not torch.compiler.is_compiling()
-
-
-def _evaluated(term: Program, whole: ProgramBias, leaves: Leaves) -> Tensor | None:
-    """The term's values; None where an index is out of range, which only visible pairs may not have."""
-    read = whole._reader(term, whole.parameter, None)
-    try:
-        (values,) = evaluate(term, leaves, read, whole.parameter.dtype)
-    except IndexError:
-        return None
-    return values

@@ -261,7 +261,7 @@ class ProgramBias(ModifiedScores):
 
     def _loads(self, parameter: Tensor, leaves: Leaves, visible: Tensor | None, dtype: torch.dtype) -> Tensors:
         plan, wide = self._plan, parameter.to(dtype)
-        tiles = [_entries(wide, place) for place in self._places(wide, leaves, visible)]
+        tiles = [entries(wide, place) for place in self._places(wide, leaves, visible)]
         return (*tiles, wide) if plan.late else tuple(tiles)
 
     def _pull_loads(self, cotangents: Tensors, parameter: Tensor, leaves: Leaves, visible: Tensor | None) -> Entries:
@@ -278,9 +278,8 @@ class ProgramBias(ModifiedScores):
         plan = self._plan
         if not plan.early:
             return []
-        given, visible = {name: leaves[name] for name in ("b", "h", "q", "k")}, visible
         read = self._reader(plan.indices, parameter.detach(), visible)
-        indices = iter(evaluate(plan.indices, given, read, parameter.dtype))
+        indices = iter(evaluate(plan.indices, leaves, read, parameter.dtype))
         places = []
         for node in plan.early:
             table = int(self.program.nodes[node].value or 0)
@@ -322,10 +321,10 @@ class ProgramBias(ModifiedScores):
             number = int(program.nodes[node].value or 0)
             table = self.tables[number]
             place = self._flat(number, indices, visible)
-            entries = _entries(parameter if table.tensor is None else table.tensor.flatten(), place)
-            if visible is not None and entries.is_floating_point():
-                entries = torch.where(visible, entries, 0.0)
-            return entries
+            read = entries(parameter if table.tensor is None else table.tensor.flatten(), place)
+            if visible is not None and read.is_floating_point():
+                read = torch.where(visible, read, 0.0)
+            return read
 
         return load
 
@@ -413,7 +412,7 @@ def _spread(place: Tensor, leaves: Leaves) -> Tensor:
     return place.expand(leaves["b"].shape[0], leaves["h"].shape[1], rows, place.shape[3])
 
 
-def _entries(table: Tensor, place: Tensor) -> Tensor:
+def entries(table: Tensor, place: Tensor) -> Tensor:
     """Entries of a 1-D table; 0 where it has none, which no visible pair reads."""
     if not table.numel():
         return table.new_zeros(place.shape)

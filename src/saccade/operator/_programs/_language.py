@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -42,7 +43,7 @@ class Program:
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
 
-    @property
+    @cached_property
     def depends(self) -> tuple[frozenset[str], ...]:
         """For each node the leaves it depends on, and "table" where it depends on one."""
         found: list[frozenset[str]] = []
@@ -413,6 +414,7 @@ def evaluate(
     load: Callable[[int, list[Tensor]], Tensor],
     dtype: torch.dtype,
     like: Tensor | None = None,
+    known: dict[int, Tensor] | None = None,
 ) -> list[Tensor]:
     """The outputs, computed with tensors that broadcast: floats in `dtype`, ints in int64.
 
@@ -420,11 +422,15 @@ def evaluate(
         leaves: what the program names of `LEAVES`.
         load: `load(node, indices)` gives the entries of the table of that node; ints in int64, floats in `dtype`.
         like: a tensor that constants are filled like, for compilers that take no new tensors; None: of their own.
+        known: values of nodes that are not computed again.
     """
     device = next(iter(leaves.values())).device if leaves else torch.device("cpu")
     dtypes = {"float": dtype, "int": torch.int64, "bool": torch.bool}
     values: list[Tensor] = []
     for n, node in enumerate(program.nodes):
+        if known is not None and n in known:
+            values.append(known[n])
+            continue
         args = [values[arg] for arg in node.args]
         if node.op == "const":
             if like is None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._biases import RelativeScores, TensorBias
+from ..._biases import RelativeLine, RelativeScores, TensorBias
 from ..._call import CallSettings, CheckedCall, sink_lse, without_autocast
 from ..._scores import ProgramBias
 from ._module import missing as missing, module as module
@@ -334,10 +334,12 @@ class _DistanceScores(_Scores):
 
     def pull(self, gradient: Tensor) -> Tensor:
         lines, parameter = total(gradient, 0)[0], self.parameter.float()
+        # A line's gradient is as long as the line: in parts it would take memory by the square.
+        width = lines.shape[1] if isinstance(self.bias, RelativeLine) else _PULLED
         with without_autocast(lines.device):
             parts = [
                 self.bias._pull_score(part, parameter, distances)
-                for part, distances in zip(lines.split(_PULLED, 1), self.distances.split(_PULLED), strict=True)
+                for part, distances in zip(lines.split(width, 1), self.distances.split(width), strict=True)
             ]
         return total(torch.stack(parts), 0)[0].to(self.parameter.dtype)
 
