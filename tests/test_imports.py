@@ -39,7 +39,7 @@ LAYERS = [
         "_whole_file",
     },
     {"_documentation", "_plain_values", "_shared_cores", "_surroundings", "_tracing"},
-    {"_programs"},
+    {"_programs", "_uncompiled"},
     {"_masks"},
     {"_biases", "_dropout", "_unknown_arguments"},
     {"_call", "_scores"},

@@ -293,3 +293,15 @@ def test_eager_flex_receives_the_same_function(name, mask):
         found = flex.attend(call, flex_attention)
     expected = saccade.attention_with_lse(*given, mask, bias=score(name, held), softcap=1.5, backend="reference")
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_a_compiled_graph_breaks_at_the_call_and_the_kernels_compute_it():
+    held, given = tables(torch.float32), tensors(torch.float32)
+
+    def layer(query, key, value):
+        return saccade.attention(query * 2, key, value, bias=score("scaled by heads", held), backend="native") + 1
+
+    found = torch.compile(layer, backend="eager")(*given)
+    torch.testing.assert_close(found, layer(*given))
+    with pytest.raises(Exception, match="a Score is a function that Saccade traces itself"):
+        torch.compile(layer, backend="eager", fullgraph=True)(*given)

@@ -35,6 +35,8 @@ from ._checks import make_call
 from ._dropout import Dropout
 from ._masks import Mask
 from ._masks._data import dense, traced
+from ._scores import Score
+from ._uncompiled import uncompiled
 from ._unknown_arguments import advised, named, refused, with_arguments_of
 
 BACKENDS: dict[str, Any] = {
@@ -76,7 +78,8 @@ def attention(
         value: (B, Hkv, Lk, Dv).
         mask: who sees whom, True = attend: a mask value (`Causal() & Window(64, 0)`), or a boolean tensor (Lq, Lk) or
             4-D broadcastable to (B, Hq, Lq, Lk). Additive scores go into `bias`.
-        bias: added to the logits after scale and softcap: a tensor (Lq, Lk) or 4-D, `ALiBi` or `RelativeBias`.
+        bias: added to the logits after scale and softcap: a tensor (Lq, Lk) or 4-D, `ALiBi` or `RelativeBias`; or a
+            `Score`, a function of them. torch.compile breaks its graph at a call with a `Score`.
         scale: factor of the dot products; None is D ** -0.5.
         softcap: c > 0 turns a logit x into c * tanh(x / c) (Gemma 2).
         sink: (Hq,), one learned logit per query head, in the denominator only (GPT-OSS).
@@ -112,8 +115,10 @@ def attention(
         out = native.fast_forward(query, key, value, mask, scale)
         if out is not None:
             return out
-    call = make_call(query, key, value, mask, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout)
-    return run(call, backend)[0]
+    options: dict[str, Any] = {"bias": bias, "scale": scale, "softcap": softcap, "sink": sink, "dropout": dropout}
+    if isinstance(bias, Score) and torch.compiler.is_compiling():
+        return _run_apart(query, key, value, mask, backend=backend, **options)[0]
+    return run(make_call(query, key, value, mask, **options), backend)[0]
 
 
 @with_arguments_of(attention)
@@ -131,7 +136,14 @@ def attention_with_lse(*args: Any, backend: str = "auto", **options: Any) -> tup
         >>> torch.allclose(lse, torch.logsumexp(query @ key.mT / 4, dim=-1), atol=1e-5)
         True
     """
+    if isinstance(options.get("bias"), Score) and torch.compiler.is_compiling():
+        return _run_apart(*args, backend=backend, **options, needs_lse=True)
     return run(make_call(*args, **options, needs_lse=True), backend)
+
+
+@uncompiled("a Score is a function that Saccade traces itself: torch.compile breaks its graph at this call")
+def _run_apart(*args: Any, backend: str, **options: Any) -> tuple[Tensor, Any]:
+    return run(make_call(*args, **options), backend)
 
 
 def run(call: CheckedCall, backend: str, source: str = "saccade.attention") -> tuple[Tensor, Any]:

@@ -17,8 +17,8 @@ from ._block_masks import mask_of_blocks
 from ._call import AttentionCall
 from ._scores import Score
 from ._statistics import statistics
-from ._statistics._compute import uncompiled
 from ._surroundings import describe
+from ._uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask

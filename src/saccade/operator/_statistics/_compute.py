@@ -6,13 +6,12 @@ Shape legend: B items, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._C._dynamo import eval_frame
 from torch.autograd import forward_ad
 
 from .._biases import Bias
@@ -20,6 +19,7 @@ from .._call import CheckedCall, without_autocast
 from .._checks import make_call
 from .._masks import Mask
 from .._masks._data import of_vmap, unwrapped
+from .._uncompiled import uncompiled
 from .._unknown_arguments import named, refused
 from . import _dense, _fused, _tiled
 from ._heads import HeadVectors, per_head
@@ -27,28 +27,6 @@ from ._request import StatisticsRequest, make_request
 from ._result import Statistics
 from ._rows import RowStatistics
 from ._visibility import RowVisibility, row_visibility
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def uncompiled(reason: str) -> Callable[[F], F]:
-    """Break a compiled graph at a call of the function, which then runs uncompiled with everything it calls.
-
-    `torch.compiler.disable` says the same, but imports the whole compiler the moment a function is decorated.
-
-    Args:
-        reason: what the error of `fullgraph=True` shall say.
-    """
-    skip = eval_frame._FrameAction.SKIP
-
-    def mark(function: F) -> F:
-        marked: Any = function
-        marked._torchdynamo_disable, marked._torchdynamo_disable_msg = True, reason
-        eval_frame.set_code_exec_strategy(marked.__code__, eval_frame._FrameExecStrategy(skip, skip))
-        return function
-
-    return mark
-
 
 BACKENDS: dict[str, Any] = {"native": _fused, "chunked": _tiled, "reference": _dense}
 
