@@ -6,12 +6,13 @@ may import each other, since masks are made of masks.
 
 from __future__ import annotations
 
-from ._arbitrary import FromTensor, Predicate, as_mask as as_mask
+from ._arbitrary import FromTensor, as_mask as as_mask
 from ._blocks import Blocks, RandomBlocks
 from ._documents import Documents
 from ._heads import PerHead
 from ._mask import Mask, Tile, mask_classes as mask_classes
 from ._padding import Padding
+from ._predicate import Predicate
 from ._relative import Causal, Fixed, Prefix, Strided, Window
 from ._residues import Chunks, Columns, Dilated
 from ._sparse import Edges, Global

@@ -1,4 +1,4 @@
-"""Masks given pair by pair: a boolean tensor, or a function."""
+"""A mask given as a boolean tensor, and what `mask=` takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._data import block_counts, dense, describe, lasting, of_vmap, unwrapped, whole, zeros_and_ones
+from ._data import block_counts, dense, describe, lasting, of_vmap, unwrapped, zeros_and_ones
 from ._intervals import Kind, Region
 from ._mask import Mask, MaskProblem
 from ._program import Opcode, Program, ProgramScope
@@ -117,70 +117,6 @@ class FromTensor(Mask):
         return f"FromTensor(<{' x '.join(map(str, self.sizes))} bool>)"
 
 
-class Predicate(Mask):
-    """A mask given as a function of batch item, query head, query position and key index.
-
-    The function gets int64 tensors that broadcast against each other and returns a bool tensor. It must work element
-    by element and not look at values from Python. It gets the query's *position*, so
-    `Predicate(lambda b, h, q, k: k <= q)` is `Causal()`. Nothing is known about the mask before the function is called,
-    so no tile is skipped. Its answers must not change from call to call, since they may be remembered. Tensors in its
-    closure stay on their device: `.to(device)` does not move them.
-
-    Args:
-        fn: `fn(b, h, q, k) -> bool`.
-        batch: how many batch items `fn` tells apart. None: `fn` must not use b, and any use of it raises a ValueError.
-        heads: how many query heads `fn` tells apart; the same for h.
-
-    Raises:
-        TypeError: `fn` is not callable, or returns something other than a bool tensor.
-
-    Example:
-        >>> import saccade
-        >>> saccade.Predicate(lambda b, h, q, k: (k <= q) & (k % 2 == 0)).picture(4, 4)
-        Predicate(<lambda>)
-          0      3
-        0 ██······
-        1 ██······
-        2 ██··██··
-        3 ██··██··
-        4 queries down, 4 keys across; █ attends, · masked
-    """
-
-    fn: Callable[[Any, Any, Tensor, Tensor], Tensor]
-    batch: int | None
-    heads: int | None
-
-    def __init__(self, fn: Callable[..., Tensor], *, batch: int | None = None, heads: int | None = None):
-        if not callable(fn):
-            raise TypeError(f"Predicate: fn must be a function of (b, h, q, k), got {describe(fn)}")
-        self._set(
-            fn=fn,
-            batch=None if batch is None else whole(batch, "Predicate: batch", least=1),
-            heads=None if heads is None else whole(heads, "Predicate: heads", least=1),
-        )
-
-    def _own_batch_and_heads(self) -> tuple[int, int]:
-        return self.batch or 1, self.heads or 1
-
-    def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:
-        item = _Undeclared("b", "batch") if self.batch is None else b
-        head = _Undeclared("h", "heads") if self.heads is None else h
-        answer = self.fn(item, head, position, key)
-        if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
-            raise TypeError(f"Predicate: fn must return a bool tensor, got {describe(answer)}")
-        return answer if answer.dim() >= key.dim() else answer.expand(np.broadcast_shapes(position.shape, key.shape))
-
-    def region_kind(self, region: Region) -> Kind:
-        return "partial"
-
-    def _value(self) -> tuple[Hashable, ...]:
-        return self.fn, self.batch, self.heads
-
-    def __repr__(self) -> str:
-        sizes = "".join(f", {n}={v}" for n, v in (("batch", self.batch), ("heads", self.heads)) if v is not None)
-        return f"Predicate({getattr(self.fn, '__qualname__', repr(self.fn))}{sizes})"
-
-
 def as_mask(mask: Any) -> Mask | None:
     """The argument `mask` of `attention` as a mask: a bool tensor is wrapped, a Mask and None are returned unchanged.
 
@@ -211,35 +147,6 @@ class _TensorByContents:
 
     def __hash__(self) -> int:
         return hash(tuple(self.tensor.shape))
-
-
-class _Undeclared:
-    """Stands for an argument that a predicate said it does not use; any use raises."""
-
-    def __init__(self, name: str, size: str):
-        self._message = f"Predicate: fn uses {name}; say how many there are: Predicate(fn, {size}=...)"
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise ValueError(self._message)
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _refuse
-    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __neg__ = __index__ = __bool__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __and__ = __rand__ = __or__ = __ror__ = _refuse
-    __xor__ = __rxor__ = __getitem__ = __iter__ = __len__ = _refuse
-    __hash__ = None  # type: ignore[assignment]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._refuse()
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for argument in (*args, *(kwargs or {}).values()):
-            for value in argument if isinstance(argument, tuple | list) else (argument,):
-                if isinstance(value, cls):
-                    value._refuse()
-        raise ValueError("Predicate: fn uses an argument that was not declared")
 
 
 def _checked(tensor: Tensor) -> Tensor:

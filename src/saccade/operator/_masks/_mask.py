@@ -173,16 +173,27 @@ class Mask(ABC):
         """Whether the mask, or each part of a mask made of masks, has a trait, such as `by_distance` or `endless`."""
         return all(part._throughout(trait) for part in self._children()) if self.pairwise else getattr(self, trait)
 
-    _memos: Mapping[str, tuple[Lengths, Any]] = MappingProxyType({})
+    _memos: Mapping[str, tuple[Lengths, Hashable, Any]] = MappingProxyType({})
+
+    def _reads(self) -> Hashable:
+        """What its answers depend on besides its value, compared: tensors that a function captured. None: nothing."""
+        parts = tuple(part._reads() for part in self._children())
+        return None if all(part is None for part in parts) else parts
+
+    def _in_kernels(self, scope: ProgramScope) -> Mask:
+        """The mask whose program the kernels get at these rows and keys."""
+        return self
 
     def _remembered(self, what: str, lengths: Lengths) -> Any:
         """The last value given to `remember` under this name, if it was for these lengths; else None."""
         held = self._memos.get(what)
-        return held[1] if held is not None and held[0] == lengths else None
+        if held is None or held[0] != lengths or (held[1] is not None and held[1] != self._reads()):
+            return None
+        return held[2]
 
     def _remember(self, what: str, lengths: Lengths, value: Any) -> None:
         """Keep what was worked out for (Lq, Lk), since one mask serves every layer of a model. Copies forget it."""
-        self._set(_memos={**self._memos, what: (lengths, value)})
+        self._set(_memos={**self._memos, what: (lengths, self._reads(), value)})
 
     def __and__(self, other: Any) -> Mask:
         from ._algebra import And

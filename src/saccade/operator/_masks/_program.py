@@ -97,6 +97,7 @@ class Program:
         return (0, value) if isinstance(value, int) else (1, self.table(value))
 
     def part(self, mask: Mask, scope: ProgramScope) -> None:
+        mask = mask._in_kernels(scope)
         if has_program(mask) and not (scope.beyond and mask._tables_reach_back):
             mask.write(self, scope)
         else:

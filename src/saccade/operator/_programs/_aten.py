@@ -265,7 +265,9 @@ _TWO: dict[str, Callable[..., Value]] = {
     "bitwise_right_shift": lambda x, y: _shift(x, y, False),
     "hypot": lambda x, y: (x * x + y * y).floating("sqrt"),
 }
-_CASTS = "to float double half bfloat16 int long short bool type type_as clone contiguous detach data cpu".split()
+_CASTS = (
+    "to float double half bfloat16 int long short bool type type_as clone contiguous detach data cpu as_tensor".split()
+)
 _THREE: dict[str, tuple[tuple[str, ...], Callable[..., Value]]] = {
     "where": (("condition", "input", "other"), lambda condition, x, y: condition.where(x, y)),
     "clamp": (("input", "min", "max"), _clamp),

@@ -470,28 +470,74 @@ def gradient(program: Program, wanted: Sequence[int], also: Sequence[int] = ()) 
 
 
 def bounds(
-    program: Program, leaves: dict[str, Interval], tables: Callable[[Node], Interval] | None = None
+    program: Program,
+    leaves: dict[str, Interval],
+    tables: Callable[[Node], Interval] | None = None,
+    *,
+    entries: Callable[[Node, Sequence[Interval]], Interval] | None = None,
+    rounding: float = 0.0,
 ) -> list[Interval]:
     """The lowest and the highest value of every node, where leaves lie within these intervals (arrays that broadcast).
 
+    What may be NaN has an infinite end, or is made of what has: a comparison with it is not decided.
+
     Args:
         tables: the ends of what a `load` reads; None: nothing is known of it.
+        entries: the same, given the intervals of its indices.
+        rounding: by how much a float32 differs from the exact value, relatively; intervals are widened by it, and by
+            what overflows and underflows. 0: exact numbers.
     """
-    everything = (np.float64(-math.inf), np.float64(math.inf))
     found: list[Interval] = []
+    sure: list[Any] = []  # whether the value is a number
     with np.errstate(all="ignore"):
         for node in program.nodes:
-            rule = OPERATIONS[node.op].interval if node.op in OPERATIONS else None
-            if node.op == "const":
-                found.append(
-                    (np.float64(node.value), np.float64(node.value)) if node.value == node.value else everything
-                )
-            elif node.op in LEAVES:
-                found.append(leaves.get(node.op, everything))
-            elif node.op == "load" and tables is not None:
-                found.append(tables(node))
-            elif rule is not None:
-                found.append(rule(*(found[arg] for arg in node.args)))
+            args = [found[arg] for arg in node.args]
+            if node.op == "load" and entries is not None:
+                interval = entries(node, args)
             else:
-                found.append((np.float64(0), np.float64(1)) if node.kind == "bool" else everything)
+                interval = _interval(node, args, leaves, tables)
+            doubts = [sure[arg] for arg in node.args if program.nodes[arg].kind == "float" and sure[arg] is not True]
+            numbers = np.logical_and.reduce(np.broadcast_arrays(*doubts)) if doubts else True
+            if node.kind == "float":
+                low, high = interval
+                if rounding and node.op not in _EXACT:
+                    whole = node.op == "to_float" and np.all((np.abs(low) < 2**24) & (np.abs(high) < 2**24))
+                    low, high = interval = (low, high) if whole else _widened(low, high, rounding)
+                numbers = numbers & np.isfinite(low) & np.isfinite(high)
+            elif doubts:
+                low, high = _unknown(node.kind)
+                interval = np.where(numbers, interval[0], low), np.where(numbers, interval[1], high)
+                numbers = True
+            found.append(interval)
+            sure.append(True if numbers is not True and np.all(numbers) else numbers)
     return found
+
+
+# Of floats: operations that do not round.
+_EXACT = frozenset("const score load neg abs sign min max where floor ceil round trunc".split())
+_LEAST, _MOST = 2.0**-126, 2.0**127  # of normal numbers; beyond half of the greatest sums may overflow
+
+
+def _widened(low: Any, high: Any, rounding: float) -> Interval:
+    low, high = low - rounding * np.abs(low) - _LEAST, high + rounding * np.abs(high) + _LEAST
+    return np.where(low < -_MOST, -np.inf, low), np.where(high > _MOST, np.inf, high)
+
+
+def _interval(
+    node: Node,
+    args: Sequence[Interval],
+    leaves: dict[str, Interval],
+    tables: Callable[[Node], Interval] | None,
+) -> Interval:
+    rule = OPERATIONS[node.op].interval if node.op in OPERATIONS else None
+    if node.op == "const" and node.value == node.value:
+        return np.float64(node.value), np.float64(node.value)
+    if node.op in LEAVES:
+        return leaves.get(node.op, _unknown(node.kind))
+    if node.op == "load" and tables is not None:
+        return tables(node)
+    return rule(*args) if rule is not None else _unknown(node.kind)
+
+
+def _unknown(kind: Kind) -> Interval:
+    return (np.float64(0), np.float64(1)) if kind == "bool" else (np.float64(-math.inf), np.float64(math.inf))

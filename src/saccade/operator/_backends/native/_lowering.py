@@ -18,12 +18,12 @@ from ..._masks import Mask
 from ..._masks._data import OwnedTensor, extent, lasting, per_item
 from ..._masks._intervals import Region, Span
 from ..._masks._program import Opcode, Program, ProgramScope, has_program, is_beyond
+from ..._masks._traced import TracedMask
 from ._kernels import module
+from ._traced_tiles import EMPTY, FULL, SIDE, traced_tiles
 
-_SIDE = 64  # rows and keys of a tile that is worked out here
 _PATCH = 1 << 18  # pairs that are worked out at once
 _CODES = {torch.bool: 0, torch.int32: 1, torch.int64: 2}
-_EMPTY, _FULL = -1, -2
 
 
 class MaskProgram(NamedTuple):
@@ -78,23 +78,25 @@ def _is_structured(mask: Mask, beyond: bool) -> bool:
 
 def _tiles(mask: Mask, scope: ProgramScope, program: Program) -> None:
     """A predicate, worked out: tiles of 64 x 64 bits, of which equal ones are kept once and uniform ones not at all."""
+    if isinstance(mask, TracedMask):
+        tables = [program.table(torch.from_numpy(array)) for array in traced_tiles(mask, scope)]
+        program.write(Opcode.TILES, *tables, *scope.rows, *scope.keys)
+        return
     (top, bottom), (left, right) = scope.rows, scope.keys
     batch, heads = mask._batch_and_heads()
     if not isinstance(scope.offset, int):
         batch = max(batch, scope.offset.shape[0])
-    which = np.full((batch, heads, -(-(bottom - top) // _SIDE), -(-(right - left) // _SIDE)), _EMPTY, dtype=np.int32)
+    which = np.full((batch, heads, -(-(bottom - top) // SIDE), -(-(right - left) // SIDE)), EMPTY, dtype=np.int32)
     known: dict[bytes, int] = {}
-    most = max(math.isqrt(_PATCH // max(batch * heads, 1)) // _SIDE, 1) * _SIDE
+    most = max(math.isqrt(_PATCH // max(batch * heads, 1)) // SIDE, 1) * SIDE
     for rows, keys, undecided in _patches(scope, scope.rows, scope.keys, most):
-        down, across = (
-            slice((a - low) // _SIDE, -(-(b - low) // _SIDE)) for (a, b), low in ((rows, top), (keys, left))
-        )
+        down, across = (slice((a - low) // SIDE, -(-(b - low) // SIDE)) for (a, b), low in ((rows, top), (keys, left)))
         if undecided:
             bits = _worked_out(mask, rows, keys, scope.offset, (batch, heads))
             which[:, :, down, across] = _numbered(bits, known)
         else:
             which[:, :, down, across] = _decided(mask, rows, keys, scope.offset, (batch, heads))[..., None, None]
-    held = np.frombuffer(b"".join(known), dtype=np.int64).reshape(-1, _SIDE)
+    held = np.frombuffer(b"".join(known), dtype=np.int64).reshape(-1, SIDE)
     tables = [program.table(torch.from_numpy(array)) for array in (which, held.copy())]
     program.write(Opcode.TILES, *tables, top, bottom, left, right)
 
@@ -115,7 +117,7 @@ def _patches(scope: ProgramScope, rows: Span, keys: Span, most: int) -> Iterator
 
 def _halves(span: Span) -> tuple[Span, Span]:
     """Two parts, the first one of whole tiles."""
-    middle = span[0] + -(-(span[1] - span[0]) // (2 * _SIDE)) * _SIDE
+    middle = span[0] + -(-(span[1] - span[0]) // (2 * SIDE)) * SIDE
     return (span[0], middle), (middle, span[1])
 
 
@@ -126,12 +128,12 @@ def _decided(
 
     Then either this part is sure, too, or the others are whatever it says, and any number does.
     """
-    numbers = np.full(shape, _EMPTY, dtype=np.int32)
+    numbers = np.full(shape, EMPTY, dtype=np.int32)
     for item, head in np.ndindex(*shape):
         at = extent(offset, item)[0]
         region = Region(rows, (rows[0] + at, rows[1] + at), keys, item, head)
         if mask.region_kind(region) == "full":
-            numbers[item, head] = _FULL
+            numbers[item, head] = FULL
     return numbers
 
 
@@ -148,8 +150,8 @@ def _worked_out(
 def _numbered(bits: np.ndarray[Any, Any], known: dict[bytes, int]) -> np.ndarray[Any, Any]:
     """The numbers (B, H, rows / 64, keys / 64) of the tiles of a patch (B, H, r, c), new ones added to `known`."""
     packed = _packed(bits)
-    numbers = np.where(np.logical_or.reduce(packed != 0, axis=-1), 0, _EMPTY)
-    numbers[np.logical_and.reduce(packed == _packed(np.ones_like(bits)), axis=-1)] = _FULL
+    numbers = np.where(np.logical_or.reduce(packed != 0, axis=-1), 0, EMPTY)
+    numbers[np.logical_and.reduce(packed == _packed(np.ones_like(bits)), axis=-1)] = FULL
     for at in zip(*np.nonzero(numbers == 0), strict=True):
         numbers[at] = known.setdefault(packed[at].tobytes(), len(known))
     return numbers
@@ -158,8 +160,8 @@ def _numbered(bits: np.ndarray[Any, Any], known: dict[bytes, int]) -> np.ndarray
 def _packed(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Bits (B, H, r, c) as tiles of 64 words, one for each row: (B, H, r / 64, c / 64, 64). 0 beyond the edge."""
     batch, heads, rows, keys = bits.shape
-    high, wide = -(-rows // _SIDE), -(-keys // _SIDE)
-    whole = np.zeros((batch, heads, high * _SIDE, wide * _SIDE), dtype=np.bool_)
+    high, wide = -(-rows // SIDE), -(-keys // SIDE)
+    whole = np.zeros((batch, heads, high * SIDE, wide * SIDE), dtype=np.bool_)
     whole[:, :, :rows, :keys] = bits
-    words = np.packbits(whole, axis=3, bitorder="little").view("<i8").reshape(batch, heads, high, _SIDE, wide)
+    words = np.packbits(whole, axis=3, bitorder="little").view("<i8").reshape(batch, heads, high, SIDE, wide)
     return np.ascontiguousarray(words.swapaxes(3, 4))

@@ -1,0 +1,482 @@
+"""Mask programs as the masks that have kernels: causal, windows, documents, padding and what is made of them.
+
+Proved from the program's structure, never from samples. A comparison of ints is read as a linear form `sum + constant`
+compared with 0; what the sum is made of decides. A part that depends on nothing but the key and the batch item is
+worked out for every key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._programs._language import Builder, Node, Program
+from ._algebra import And, Not, Or
+from ._documents import Documents
+from ._heads import PerHead
+from ._mask import Mask
+from ._padding import Padding
+from ._relative import Causal, Prefix, Window
+from ._residues import Chunks, Dilated
+from ._sparse import Global
+from ._traced import evaluated
+
+_HEADS = 64  # whose masks are looked at one by one
+_FAR = 1 << 40  # chunks: a side without an end
+_OF_KEYS = frozenset({"k", "b", "table"})
+_SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
+
+
+class Sizes(NamedTuple):
+    """What is known of a call: the keys it has, and how many batch items and heads the program tells apart."""
+
+    keys: int | None = None
+    batch: int | None = None
+    heads: int | None = None
+
+
+def sizes_of(program: Program, tables: Sequence[Tensor]) -> tuple[int | None, int | None]:
+    """How many batch items and heads there are, by the axes of tables that they index; None where none says it."""
+    found: dict[str, int] = {}
+    for node in (program.nodes[load] for load in program.loads):
+        for axis, index in enumerate(node.args):
+            leaf, size = program.nodes[index].op, tables[int(node.value or 0)].shape[axis]
+            if leaf in ("b", "h"):
+                found[leaf] = min(found.get(leaf, size), size)
+    return found.get("b"), found.get("h")
+
+
+def recognised(
+    program: Program,
+    tables: Sequence[Tensor],
+    *,
+    keys: int | None = None,
+    batch: int | None = None,
+    heads: int | None = None,
+) -> Mask | None:
+    """The mask of a program's output 0, or None where no mask of Saccade says the same.
+
+    It says the same at positions and keys from 0 on; documents end where their ids end.
+
+    Args:
+        tables: of the program, on the CPU.
+        keys: how many keys there are. Without it, some masks of keys alone are not recognised.
+        batch, heads: how many items and heads the program tells apart; None: as many as its tables have.
+    """
+    if any(table.device.type != "cpu" for table in tables):
+        return None
+    known = sizes_of(program, tables)
+    sizes = Sizes(keys, known[0] if batch is None else batch, known[1] if heads is None else heads)
+    uses = program.depends[program.outputs[0]]
+    if "h" not in uses:
+        return _Reader(program, tables, sizes).mask(program.outputs[0])
+    if sizes.heads is None or sizes.heads > _HEADS:
+        return None
+    parts = [_Reader(*_of_head(program, tables, head), sizes).top() for head in range(sizes.heads)]
+    masks = [part for part in parts if part is not None]
+    return PerHead(masks) if len(masks) == len(parts) else None
+
+
+def _of_head(program: Program, tables: Sequence[Tensor], head: int) -> tuple[Program, Sequence[Tensor]]:
+    """The program of one head: its tables indexed, and what is constant then folded."""
+    build, held = Builder(), list(tables)
+    here: list[int] = []
+    for node in program.nodes:
+        args = tuple(here[arg] for arg in node.args)
+        if node.op == "h":
+            here.append(build.const(head, "int"))
+        elif node.op == "load":
+            here.append(_loaded(build, node, args, held))
+        elif node.op in ("b", "q", "k", "const"):
+            here.append(build.add(node))
+        else:
+            here.append(build.of(node.op, *args))
+    return build.program(here[program.outputs[0]]), held
+
+
+def _loaded(build: Builder, node: Node, args: tuple[int, ...], tables: list[Tensor]) -> int:
+    """A load whose constant indices are taken out of the table."""
+    values = [build.value(arg) for arg in args]
+    table = tables[int(node.value or 0)]
+    for axis in range(len(args) - 1, -1, -1):
+        value = values[axis]
+        if value is not None:
+            if not 0 <= value < table.shape[axis]:
+                return build.load(int(node.value or 0), node.kind, *args)  # an error where it is evaluated
+            table = table.select(axis, int(value))
+    if not table.dim():
+        return build.const(table.item(), node.kind)
+    if all(value is None for value in values):
+        return build.load(int(node.value or 0), node.kind, *args)
+    number = next((n for n, other in enumerate(tables) if _same_memory(other, table)), len(tables))
+    if number == len(tables):
+        tables.append(table)
+    return build.load(number, node.kind, *(arg for arg, value in zip(args, values, strict=True) if value is None))
+
+
+def _same_memory(left: Tensor, right: Tensor) -> bool:
+    same = left.shape == right.shape and left.stride() == right.stride() and left.dtype == right.dtype
+    return same and left.data_ptr() == right.data_ptr()
+
+
+class _Linear(NamedTuple):
+    """A sum of nodes with factors, and a constant."""
+
+    terms: dict[int, int]
+    constant: int
+
+    def plus(self, other: _Linear, factor: int = 1) -> _Linear:
+        terms = dict(self.terms)
+        for node, times in other.terms.items():
+            terms[node] = terms.get(node, 0) + factor * times
+        return _Linear({node: times for node, times in terms.items() if times}, self.constant + factor * other.constant)
+
+
+class _Reader:
+    """Reads one program whose output does not depend on h."""
+
+    def __init__(self, program: Program, tables: Sequence[Tensor], sizes: Sizes):
+        self.program, self.nodes, self.tables, self.sizes = program, program.nodes, tables, sizes
+        self.depends = program.depends
+        self._known: dict[int, Mask | None] = {}
+
+    def top(self) -> Mask | None:
+        return self.mask(self.program.outputs[0])
+
+    def mask(self, node: int) -> Mask | None:
+        """The mask that says what a bool node says."""
+        if node not in self._known:
+            self._known[node] = self._mask(node)
+        return self._known[node]
+
+    def _mask(self, node: int) -> Mask | None:
+        made = self.nodes[node]
+        if made.op == "const":
+            return Window(None, None) if made.value else ~Window(None, None)
+        if made.op in ("and", "or", "xor") and self.sizes.keys is not None and self._uses(node) <= _OF_KEYS:
+            return self._of_keys(node)
+        if made.op in ("and", "or"):
+            return self._several(made.op, self._flat(node, made.op))
+        if made.op == "not":
+            part = self.mask(made.args[0])
+            return None if part is None else _without(part)
+        if made.op == "xor":
+            left, right = (self.mask(arg) for arg in made.args)
+            if left is None or right is None:
+                return None
+            return Or.of(And.of(left, _without(right)), And.of(_without(left), right))
+        found = self._compared(made) if made.op in _SWAPPED else None
+        return self._of_keys(node) if found is None else found
+
+    def _flat(self, node: int, op: str) -> list[int]:
+        made = self.nodes[node]
+        return [part for arg in made.args for part in self._flat(arg, op)] if made.op == op else [node]
+
+    def _several(self, op: str, nodes: list[int]) -> Mask | None:
+        if op == "or":
+            chosen = self._global(nodes) or self._prefix(nodes)
+            if chosen is not None:
+                special, nodes = chosen
+                rest = [self.mask(node) for node in nodes]
+                known = [part for part in rest if part is not None]
+                return _joined(Or, [special, *known]) if len(known) == len(rest) else None
+        parts = [self.mask(node) for node in nodes]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        return _joined(Or, known) if op == "or" else _joined(And, _one_window(known))
+
+    # --- comparisons
+
+    def _compared(self, made: Node) -> Mask | None:
+        left, right = (self._linear(arg) for arg in made.args)
+        if left is None or right is None:
+            return None
+        form = left.plus(right, -1)
+        return self._first((self._distance, self._chunks, self._equal), made.op, form)
+
+    def _linear(self, node: int) -> _Linear | None:
+        """An int node as a linear form; None for floats."""
+        made = self.nodes[node]
+        if made.kind != "int":
+            return None
+        if made.op == "const":
+            return _Linear({}, int(made.value or 0))
+        if made.op in ("add", "sub", "neg"):
+            parts = [self._linear(arg) for arg in made.args]
+            if any(part is None for part in parts):
+                return None
+            first, *rest = (part for part in parts if part is not None)
+            if made.op == "neg":
+                return _Linear({}, 0).plus(first, -1)
+            return first.plus(rest[0], 1 if made.op == "add" else -1)
+        if made.op == "mul":
+            values = [self.nodes[arg].value if self.nodes[arg].op == "const" else None for arg in made.args]
+            for value, other in ((values[0], made.args[1]), (values[1], made.args[0])):
+                form = None if value is None else self._linear(other)
+                if form is not None and value is not None:
+                    return _Linear({}, 0).plus(form, int(value))
+        return _Linear({node: 1}, 0)
+
+    def _distance(self, op: str, form: _Linear) -> Mask | None:
+        """`factor * (k - q) + constant` compared with 0, or the same of its absolute value."""
+        absolute = self._only("abs", form)
+        if absolute is not None:
+            inner = self._linear(self.nodes[absolute].args[0])
+            times = form.terms[absolute]
+            return None if inner is None or abs(times) != 1 else self._absolute(op, times, form.constant, inner)
+        factor = self._along(form, "k", "q")
+        return None if factor is None else _between(op, factor, form.constant, _window)
+
+    def _absolute(self, op: str, factor: int, constant: int, inner: _Linear) -> Mask | None:
+        """`factor * |inner| + constant` compared with 0, with a factor of 1 or -1."""
+        if factor < 0:
+            op, constant = _SWAPPED[op], -constant
+        limit = -constant  # |inner| op limit
+        if op in ("gt", "ge", "ne"):
+            part = self._absolute({"gt": "le", "ge": "lt", "ne": "eq"}[op], 1, constant, inner)
+            return None if part is None else _without(part)
+        most = limit - 1 if op == "lt" else limit
+        if most < 0:
+            return ~Window(None, None)
+        if op == "eq":
+            ends = [self._either("eq", inner.plus(_Linear({}, end))) for end in {limit, -limit}]
+            return None if None in ends else _joined(Or, [end for end in ends if end is not None])
+        low = self._either("ge", inner.plus(_Linear({}, most)))
+        high = self._either("le", inner.plus(_Linear({}, -most)))
+        return None if low is None or high is None else _joined(And, _one_window([low, high]))
+
+    def _either(self, op: str, form: _Linear) -> Mask | None:
+        return self._first((self._distance, self._chunks), op, form)
+
+    def _chunks(self, op: str, form: _Linear) -> Mask | None:
+        """Chunks of the key and the query: `k // size - q // size` compared with a constant."""
+        if len(form.terms) != 2:
+            return None
+        for key, query in (tuple(form.terms), tuple(form.terms)[::-1]):
+            size = self._quotient(key, "k")
+            if size is not None and size == self._quotient(query, "q") and form.terms[key] == -form.terms[query]:
+
+                def chunks(low: int | None, high: int | None, size: int = size) -> Mask | None:
+                    if (low or 0) > 0 or (high or 0) < 0:
+                        return None
+                    return Chunks(size, _FAR if low is None else -low, _FAR if high is None else high)
+
+                return _between(op, form.terms[key], form.constant, chunks)
+        return None
+
+    def _equal(self, op: str, form: _Linear) -> Mask | None:
+        """Documents, and every n-th key."""
+        if op not in ("eq", "ne"):
+            return None
+        made = self._first((self._dilated, self._documents), form)
+        return made if made is None or op == "eq" else _without(made)
+
+    def _first(self, readings: Sequence[Callable[..., Mask | None]], *form: Any) -> Mask | None:
+        return next((mask for reading in readings if (mask := reading(*form)) is not None), None)
+
+    def _dilated(self, form: _Linear) -> Mask | None:
+        if len(form.terms) != 1 or form.constant:
+            return None
+        made = self.nodes[next(iter(form.terms))]
+        step = self.nodes[made.args[1]].value if made.op == "mod" and self.nodes[made.args[1]].op == "const" else None
+        inner = None if step is None or step < 1 else self._linear(made.args[0])
+        if inner is None or step is None or self._along(inner, "k", "q") not in (1, -1):
+            return None
+        return Dilated(int(step)) if inner.constant % int(step) == 0 else None
+
+    def _documents(self, form: _Linear) -> Mask | None:
+        """`ids[q] == ids[k]`, or with the batch item before."""
+        if len(form.terms) != 2 or form.constant or sorted(form.terms.values()) != [-1, 1]:
+            return None
+        loads = [self.nodes[node] for node in form.terms]
+        if any(load.op != "load" for load in loads) or loads[0].value != loads[1].value:
+            return None
+        places = [[self.nodes[arg].op for arg in load.args] for load in loads]
+        if sorted(places) not in ([["k"], ["q"]], [["b", "k"], ["b", "q"]]):
+            return None
+        ids = self._table(loads[0])
+        return None if ids is None or ids.dtype == torch.bool or not ids.shape[-1] else Documents(ids.to(torch.int64))
+
+    # --- unions
+
+    def _prefix(self, nodes: list[int]) -> tuple[Mask, list[int]] | None:
+        """`q >= k` beside `k < length`, and the other parts."""
+        causal = next((node for node in nodes if isinstance(self.mask(node), Causal)), None)
+        for node in nodes if causal is not None else ():
+            length = self._below(node)
+            if length is not None:
+                return Prefix(length), [other for other in nodes if other not in (node, causal)]
+        return None
+
+    def _below(self, node: int) -> int | Tensor | None:
+        """The number, or one for each item, that the key is below."""
+        made = self.nodes[node]
+        if made.op not in ("lt", "le", "gt", "ge"):
+            return None
+        left, right = (self._linear(arg) for arg in made.args)
+        if left is None or right is None:
+            return None
+        form, op = left.plus(right, -1), made.op
+        key = next((n for n in form.terms if self.nodes[n].op == "k"), -1)
+        if key < 0 or abs(form.terms[key]) != 1:
+            return None
+        if form.terms[key] < 0:
+            form, op = _Linear({}, 0).plus(form, -1), _SWAPPED[op]
+        if op not in ("lt", "le"):
+            return None
+        rest, more = {n: t for n, t in form.terms.items() if n != key}, int(op == "le") - form.constant
+        if not rest:
+            return max(more, 0)
+        (load, times), *others = rest.items()
+        lone = not others and times == -1 and self.nodes[load].op == "load"
+        if not lone or [self.nodes[arg].op for arg in self.nodes[load].args] not in ([], ["b"]):
+            return None
+        table = self._table(self.nodes[load])
+        if table is None:
+            return None
+        lengths = (table.to(torch.int64) + more).clamp(0, 2**53)
+        return lengths if lengths.dim() else int(lengths)
+
+    def _global(self, nodes: list[int]) -> tuple[Mask, list[int]] | None:
+        """A rule about the key beside the same about the query."""
+        if self.sizes.keys is None:
+            return None
+        for key in nodes:
+            if self._uses(key) <= {"k", "table"} and "k" in self._uses(key):
+                query = next((other for other in nodes if self._like(key, other)), None)
+                if query is not None:
+                    tokens = self._bits(key, 1)
+                    if tokens is None:
+                        return None
+                    rest = [other for other in nodes if other not in (key, query)]
+                    return Global(torch.nonzero(tokens[0]).flatten()), rest
+        return None
+
+    def _like(self, key: int, query: int) -> bool:
+        """Whether two nodes are the same with k in the place of q."""
+        left, right = self.nodes[key], self.nodes[query]
+        if left.op == "k":
+            return right.op == "q"
+        same = (left.op, left.value, left.kind) == (right.op, right.value, right.kind)
+        return same and all(self._like(*pair) for pair in zip(left.args, right.args, strict=True))
+
+    # --- keys alone
+
+    def _of_keys(self, node: int) -> Mask | None:
+        """A rule about the key and the batch item alone, worked out for every key."""
+        if self.sizes.keys is None or not self._uses(node) <= _OF_KEYS:
+            return None
+        batch = self.sizes.batch if "b" in self._uses(node) else 1
+        length = self._below(node)
+        if length is not None:
+            lengths = torch.tensor([length]) if isinstance(length, int) else length
+            return Padding(lengths.clamp(max=self.sizes.keys))
+        bits = None if batch is None else self._bits(node, batch)
+        return None if bits is None else Padding(bits)
+
+    def _bits(self, node: int, batch: int) -> Tensor | None:
+        part = Builder()
+        copied = part.copy(self.program)
+        items, keys = torch.arange(batch)[:, None], torch.arange(self.sizes.keys or 0)[None]
+        try:
+            bits = evaluated(part.program(copied[node]), self.tables, {"b": items, "k": keys})
+        except IndexError:
+            return None  # raised by the mask itself, where such a pair is looked at
+        return bits.expand(batch, self.sizes.keys or 0)
+
+    # --- parts of forms
+
+    def _table(self, load: Node) -> Tensor | None:
+        """What a load reads, of as many batch items as there are."""
+        table = self.tables[int(load.value or 0)]
+        if not load.args or self.nodes[load.args[0]].op != "b" or self.sizes.batch is None:
+            return table
+        return table[: self.sizes.batch] if table.shape[0] >= self.sizes.batch else None
+
+    def _uses(self, node: int) -> frozenset[str]:
+        return self.depends[node]
+
+    def _only(self, op: str, form: _Linear) -> int | None:
+        nodes = list(form.terms)
+        return nodes[0] if len(nodes) == 1 and self.nodes[nodes[0]].op == op else None
+
+    def _along(self, form: _Linear, plus: str, minus: str) -> int | None:
+        """The factor, if the terms are `factor * (plus - minus)`."""
+        named = {self.nodes[node].op: times for node, times in form.terms.items()}
+        if len(form.terms) != 2 or set(named) != {plus, minus} or named[plus] != -named[minus]:
+            return None
+        return named[plus]
+
+    def _quotient(self, node: int, leaf: str) -> int | None:
+        """The divisor of `leaf // divisor`."""
+        made = self.nodes[node]
+        if made.op != "floor_div" or self.nodes[made.args[0]].op != leaf or self.nodes[made.args[1]].op != "const":
+            return None
+        size = int(self.nodes[made.args[1]].value or 0)
+        return size if size > 0 else None
+
+
+def _between(op: str, factor: int, constant: int, make: Callable[[int | None, int | None], Mask | None]) -> Mask | None:
+    """`factor * x + constant` compared with 0, as `make(lowest x, highest x)`."""
+    if factor < 0:
+        op, factor, constant = _SWAPPED[op], -factor, -constant
+    if op == "ne":
+        part = _between("eq", factor, constant, make)
+        return None if part is None else _without(part)
+    if op == "eq":
+        if constant % factor:
+            return ~Window(None, None)
+        return make(-constant // factor, -constant // factor)
+    if op == "lt":
+        return make(None, -(constant // factor) - 1)
+    if op == "le":
+        return make(None, (-constant) // factor)
+    return make((-constant) // factor + 1, None) if op == "gt" else make(-(constant // factor), None)
+
+
+def _window(low: int | None, high: int | None) -> Mask:
+    """Pairs with `low <= k - q <= high`; a window's own sides contain the query's position."""
+    parts: list[Mask] = []
+    if low is not None and low > 0:
+        parts.append(~_sides(None, low - 1))
+        low = None
+    if high is not None and high < 0:
+        parts.append(~_sides(high + 1, None))
+        high = None
+    if low is not None or high is not None or not parts:
+        parts.append(_sides(low, high))
+    return _joined(And, parts)
+
+
+def _sides(low: int | None, high: int | None) -> Mask:
+    return Causal() if (low, high) == (None, 0) else Window(None if low is None else -low, high)
+
+
+def _one_window(parts: Sequence[Mask]) -> list[Mask]:
+    """Parts of an intersection: windows as one, before the others, and chunks of one size as one."""
+    flat = [each for part in parts for each in (part.parts if isinstance(part, And) else (part,))]
+    windows = [part for part in flat if isinstance(part, Causal | Window)]
+    chunks: dict[int, Chunks] = {}
+    for part in flat:
+        if isinstance(part, Chunks):
+            other = chunks.get(part.size, part)
+            chunks[part.size] = Chunks(part.size, min(part.left, other.left), min(part.right, other.right))
+    lefts = [part.left for part in windows if isinstance(part, Window) and part.left is not None]
+    rights = [0 if isinstance(part, Causal) else part.right for part in windows]
+    closed = [right for right in rights if right is not None]
+    joined = [_sides(-min(lefts) if lefts else None, min(closed) if closed else None)] if windows else []
+    return [*joined, *chunks.values(), *(part for part in flat if not isinstance(part, Causal | Window | Chunks))]
+
+
+def _without(mask: Mask) -> Mask:
+    return Not.of(mask)
+
+
+def _joined(kind: type[And] | type[Or], parts: Sequence[Mask]) -> Mask:
+    distinct = list(dict.fromkeys(parts))
+    return distinct[0] if len(distinct) == 1 else reduce(kind.of, distinct)
