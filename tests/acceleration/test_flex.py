@@ -144,3 +144,30 @@ def test_observers_keep_and_edit_a_call_of_flex_attention():
             model.out.weight[:, D : 2 * D] = 0
         torch.testing.assert_close(changed, model(x), rtol=1e-4, atol=1e-5)
     assert not watched.unobserved and not torch.allclose(changed, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # transformers and PyTorch's compiler, of themselves
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_model_of_transformers_that_compiled_flex_attention_trains():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 59, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 6, "num_key_value_heads": 3}
+
+    def loss_of(kind):
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(**sizes)
+        model = transformers.LlamaForCausalLM._from_config(config, attn_implementation=kind)
+        ids, real = torch.randint(0, 97, (2, 131)), torch.ones(2, 131, dtype=torch.long)
+        real[1, 101:] = 0
+        loss = model(ids, attention_mask=real, labels=ids.masked_fill(real == 0, -100)).loss
+        loss.backward()
+        return loss, [parameter.grad for parameter in model.parameters()]
+
+    expected, right = loss_of("eager")
+    with saccade.accelerate() as run:
+        found, gradients = loss_of("flex_attention")
+    assert run.taken == 2
+    torch.testing.assert_close(found, expected)
+    for mine, theirs_ in zip(gradients, right, strict=True):
+        torch.testing.assert_close(mine, theirs_, rtol=1e-4, atol=1e-6)
