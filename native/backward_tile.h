@@ -207,9 +207,8 @@ class Slopes {
     }
 
     template <class Math> ProgramRun started(const BackwardTile<Math>& tile, const BackwardRows& rows) const {
-        const int64_t grains[2] = {tile.first / grain, tile.first / grain + 1};
         ProgramRun run(p, tile_keys, rows.b, rows.h);
-        run.columns(grains, (int)(up_to(tile.width, grain) / grain), rows.first);
+        run.columns(up_to(tile.width, grain) / grain, rows.first, [&](int64_t n) { return tile.first + n * grain; });
         return run;
     }
 

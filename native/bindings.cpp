@@ -239,8 +239,7 @@ void forward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle valu
     call.out = memory<Output>(out, {p.batch, p.heads, p.length_q, p.value_width}, "out");
     if (p.sigmoid && lse) refuse("sigmoid attention has no lse");
     if (!(p.batch && p.length_q)) return;
-    const bool streams = decodes(p.length_q, p.group(), p.length_k) && p.bias.form != Bias::program;
-    const auto kernel = streams ? kernels().decode : kernels().forward;
+    const auto kernel = decodes(p.length_q, p.group(), p.length_k) ? kernels().decode : kernels().forward;
     call.lse = reinterpret_cast<float*>(lse);
     if (lse) call.lse_low = call.lse + p.batch * p.heads * p.length_q;
     {

@@ -10,12 +10,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "decode_tiles.h"
 #include "mask.h"
 #include "pack.h"
 #include "parallel.h"
+#include "program_run.h"
 #include "weights.h"
 
 namespace saccade {
@@ -244,6 +246,12 @@ template <class T> class DecodePass {
         float* s = c.scores + r * wide;
         if (p.sigmoid) spoil(s, width);
         if (!logits.plain()) logits.turn(s, width, c.b, h, i, c.seen.start, count);
+        std::optional<ProgramRun> run;
+        if (p.bias.form == Bias::program) {
+            run.emplace(p, up_to(wide, grain), c.b, h);
+            run->columns(up_to(count, grain) / grain, i, [&](int64_t n) { return c.seen.start + n * grain; });
+            run->row(i, 0, s, width);
+        }
         const vf share = splat(shares[c.n]), none = splat(-infinity);
         vf high = none, all = {};
         for (int64_t j = 0; j < width; j += lanes) {
@@ -253,6 +261,7 @@ template <class T> class DecodePass {
             high = maximum(x, high);
             store(s + j, x);
         }
+        if (run && run->strayed(s, width)) p.bias.outside->store(true, std::memory_order_relaxed);
         const float top = greatest(high);
         const SoftmaxWeight relative(top == -infinity ? 0 : top, exponent);  // -inf - -inf is NaN
         const SigmoidWeight alone(p.sigmoid ? p.sigmoid.at(c.b, h, i) : 1, exponent);
@@ -311,7 +320,8 @@ template <class T> class DecodePass {
         std::fill_n(out, p.value_width, 0.0f);
         for (int64_t j = 0; j < c.count(); j++) {
             if (c.masked && !(c.bits[r * words + j / 64] >> (j % 64) & 1)) continue;
-            if (p.bias.form != Bias::none && bias.at(c.seen.start + j, 1)[0] == -infinity) continue;
+            if (p.bias.added() && bias.at(c.seen.start + j, 1)[0] == -infinity) continue;
+            if (p.bias.form == Bias::program && to_float(weights_of(c, r)[j]) == 0) continue;  // its score was -inf
             for (int64_t d = 0; d < p.value_width; d++) out[d] += to_float(weights_of(c, r)[j]) * to_float(c.value[j * f.value.row + d]);
         }
     }

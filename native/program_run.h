@@ -104,13 +104,13 @@ class ProgramRun {
         keys = memory + floats, distances = keys + wide;
     }
 
-    // Columns 48 n ... are keys 48 grain_of[n] ... . Rows first ... first + 47 follow.
-    void columns(const int64_t* grain_of, int count, int64_t first) {
+    // Columns 48 n ... are keys start(n) ... . Rows first ... first + 47 follow.
+    template <class Start> void columns(int64_t count, int64_t first, Start&& start_of) {
         run(ScoreProgram::uniform, lanes, nullptr);
         const vi counting = (vi)DropoutRow::counting();
         const int32_t last = (int32_t)(p.length_k - 1 + p.bias.key_origin);
-        for (int n = 0; n < count; n++) {
-            const int32_t start = (int32_t)(grain_of[n] * grain + p.bias.key_origin);
+        for (int64_t n = 0; n < count; n++) {
+            const int32_t start = (int32_t)(start_of(n) + p.bias.key_origin);
             for (int j = 0; j < grain; j += lanes) put(keys + n * grain + j, least(counting + (start + j), last));
         }
         if (program.has(ScoreProgram::key)) run(ScoreProgram::key, count * grain, nullptr);
@@ -118,8 +118,8 @@ class ProgramRun {
         // Beyond the last row and key there are places, too: they repeat the ends.
         const int64_t origin = p.bias.placed(item);
         const int32_t near = (int32_t)(1 - p.length_q - origin), far = (int32_t)(p.length_k - 1 - origin);
-        for (int n = 0; n < count; n++) {
-            const int32_t start = (int32_t)(grain_of[n] * grain - first - (grain - 1) - origin);
+        for (int64_t n = 0; n < count; n++) {
+            const int32_t start = (int32_t)(start_of(n) - first - (grain - 1) - origin);
             for (int j = 0; j < spread; j += lanes) put(distances + n * spread + j, most(least(counting + (start + j), far), near));
         }
         run(ScoreProgram::distance, count * spread, nullptr);
@@ -140,6 +140,15 @@ class ProgramRun {
         const float* const from = base[of.level] + of.index * stride[of.level];
         if (of.level == ScoreProgram::distance) return load(from + column / grain * spread + below + column % grain);
         return load(from + (of.level < ScoreProgram::key ? 0 : column));
+    }
+
+    // Whether a pair that is seen, whose score is not -inf, has read outside of a table in the row that ran last.
+    bool strayed(const float* scores, int64_t width) const {
+        if (program.outside.level < 0) return false;
+        vf any = {};
+        for (int64_t j = 0; j < width; j += lanes)
+            any += ((vi)value(program.outside, j, scores) & (vi)(load(scores + j) != splat(-infinity))) != 0 ? splat(1.0f) : vf{};
+        return total(any) != 0;
     }
 
     SACCADE_INLINE const int32_t* keys_from(int64_t column) const { return reinterpret_cast<const int32_t*>(keys + column); }

@@ -233,6 +233,11 @@ void check_program(Case& c, uint64_t seed, const Expected& expected) {
     const auto [forward, run] = compute(c.problem.threads);
     Judge judge(c, seed, "program");
     judge.tensor("out", forward.out, expected.out);
+    if (c.problem.length_q * c.problem.group() <= 16) {
+        c.problem.bias = form.bias(meant);
+        check_forward(c, seed, expected, "program decode", kernels().decode);
+        c.problem.bias = meant;
+    }
     judge.tensor("d_query", run.d_query, expected.d_query);
     judge.tensor("d_key", run.d_key, expected.d_key), judge.tensor("d_value", run.d_value, expected.d_value);
     Sums all(1, 1, 1, int64_t(form.entries.size()));

@@ -127,7 +127,7 @@ template <class Math, class T> class Scores {
         look(block);
         for (int n = 0; n < block.filled; n++) score(block, keys, n);
         if (p.bias.form == Bias::program && !block.listed)
-            ProgramRun(p, wide, block.b, block.h).columns(block.grain_of, block.filled, block.first);
+            ProgramRun(p, wide, block.b, block.h).columns(block.filled, block.first, [&](int64_t n) { return block.grain_of[n] * grain; });
     }
 
     // The products of row i become logits over `logits.natural()`; -inf where it does not see.
@@ -158,14 +158,10 @@ template <class Math, class T> class Scores {
     void form_by_program(Block& block, int64_t i) const {
         ProgramRun run(p, wide, block.b, block.h);
         float* s = block.scores + i * wide;
-        if (block.listed) run.columns(block.grain_of, block.filled, block.row(i));
+        if (block.listed) run.columns(block.filled, block.row(i), [&](int64_t n) { return block.grain_of[n] * grain; });
         run.row(block.row(i), block.listed ? 0 : i, s, block.width);
         hide_unseen(block, i);
-        if (p.bias.code->outside.level < 0) return;
-        for (int64_t j = 0; j < block.width; j += lanes) {
-            const vi both = (vi)run.value(p.bias.code->outside, j, s) & (load(s + j) != splat(-infinity));
-            if (total(both != 0 ? splat(1.0f) : vf{}) != 0) p.bias.outside->store(true, std::memory_order_relaxed);
-        }
+        if (run.strayed(s, block.width)) p.bias.outside->store(true, std::memory_order_relaxed);
     }
 
     // Mask bits of the partial grains, and which columns each team of rows has any use for.
