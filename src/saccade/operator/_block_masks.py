@@ -165,8 +165,8 @@ def _of_layout(layout: np.ndarray[Any, Any], size: Lengths, lengths: Lengths) ->
     if layout.all():
         return None
     if layout.shape[0] == 1 and size[0] == size[1] and lengths[0] == lengths[1]:
-        return Blocks(torch.from_numpy(layout[0] if layout.shape[1] > 1 else layout[0, 0]), size[0])
-    return BlockTable(torch.from_numpy(layout), size)
+        return Blocks(layout[0] if layout.shape[1] > 1 else layout[0, 0], size[0])
+    return BlockTable(layout, size)
 
 
 def _composed(
@@ -215,10 +215,11 @@ def _agrees(
     asked: Mask, blocks: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], size: Lengths, lengths: Lengths
 ) -> bool:
     """Whether the pairs of these blocks (n, 4) are as wanted: all visible (1) or none (0)."""
-    item, head, down, across = (torch.from_numpy(column)[:, None, None] for column in blocks.T)
-    row = down * size[0] + torch.arange(min(size[0], lengths[0]))[:, None]
-    key = across * size[1] + torch.arange(min(size[1], lengths[1]))
+    device = asked._device() or torch.device("cpu")
+    item, head, down, across = (torch.from_numpy(column).to(device)[:, None, None] for column in blocks.T)
+    row = down * size[0] + torch.arange(min(size[0], lengths[0]), device=device)[:, None]
+    key = across * size[1] + torch.arange(min(size[1], lengths[1]), device=device)
     inside = (row < lengths[0]) & (key < lengths[1])
     row, key = row.clamp(max=lengths[0] - 1), key.clamp(max=lengths[1] - 1)
-    shown = torch.from_numpy(wanted[tuple(blocks.T)] == 1)[:, None, None]
+    shown = torch.from_numpy(wanted[tuple(blocks.T)] == 1).to(device)[:, None, None]
     return bool(((asked.allows(item, head, row, row, key) == shown) | ~inside).all())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,17 @@ from torch import Tensor
 
 from ._derived import state
 from ._masks import Mask, Predicate
+from ._masks._traced import TracedMask
 from ._programs._captured import reached
-from ._programs._language import Interval, Program, bounds, evaluate
+from ._programs._language import Program
 from ._programs._tracing import NotTraceable, traced
 
 _LEAVES = ("b", "h", "q", "k")
 Lengths = tuple[int, int]
+Kinds = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class MaskFunction:
     """A function, and how many batch items and heads it tells apart.
 
@@ -59,23 +62,33 @@ class MaskFunction:
         items, many = (size if name in used else 1 for name, size in (("b", batch), ("h", heads)))
         return cls(fn, program, tables, items, many, (program, *map(state, tables)))
 
+    @cached_property
+    def _traced(self) -> TracedMask | None:
+        """The program with tables of its own, which later writes do not reach."""
+        if self.program is None:
+            return None
+        return TracedMask(self.program, [table.detach().clone() for table in self.tables], self.batch, self.heads)
+
     def mask(self, lengths: Lengths) -> Mask | None:
         """The mask of a problem of (Lq, Lk); None where all pairs are visible."""
-        if self.program is None:
-            called: Mask = Predicate(_by_pair(self.fn), batch=self.batch, heads=self.heads)
-            return _placed(called, lengths)
+        made = self._traced
+        if made is None:
+            return _placed(Predicate(_by_pair(self.fn), batch=self.batch, heads=self.heads), lengths)
         if (self.kinds((self.batch, self.heads, 1, 1), lengths, lengths) == 1).all():
             return None
-        rule = _evaluated(self.program, tuple(table.detach().clone() for table in self.tables))
-        items, many = (size if size > 1 else None for size in (self.batch, self.heads))
-        return _placed(Predicate(rule, batch=items, heads=many), lengths)
+        known = made.recognised(lengths[1])
+        return _placed(known if known is not None and _fits(known, lengths) else made, lengths)
 
-    def kinds(self, shape: tuple[int, int, int, int], size: Lengths, lengths: Lengths) -> np.ndarray[Any, Any]:
+    def kinds(self, shape: tuple[int, int, int, int], size: Lengths, lengths: Lengths) -> Kinds:
         """What is sure of each block of `size`, (B, H, nq, nk): 1 all visible, 0 none, -1 not known."""
-        if self.program is None:
+        if self._traced is None:
             return np.full(shape, -1)
-        ends = bounds(self.program, _leaves(shape, size, lengths))[self.program.outputs[0]]
-        return np.broadcast_to(np.where(ends[0] == ends[1], ends[0], -1), shape)
+        rows, keys = (
+            np.stack([start := np.arange(count) * side, np.minimum(start + side, length) - 1], axis=-1)
+            for count, side, length in zip(shape[2:], size, lengths, strict=True)
+        )
+        full, empty = self._traced.decided(rows[None], keys)
+        return np.broadcast_to(np.where(full, 1, np.where(empty, 0, -1)), shape)
 
 
 def _placed(mask: Mask, lengths: Lengths) -> Mask:
@@ -83,29 +96,13 @@ def _placed(mask: Mask, lengths: Lengths) -> Mask:
     return mask if lengths[0] == lengths[1] else mask.at(0)
 
 
-def _leaves(shape: tuple[int, int, int, int], size: Lengths, lengths: Lengths) -> dict[str, Interval]:
-    item, head = np.arange(shape[0]).reshape(-1, 1, 1, 1), np.arange(shape[1]).reshape(1, -1, 1, 1)
-    spans = []
-    for axis, (side, length) in enumerate(zip(size, lengths, strict=True)):
-        start = np.arange(shape[2 + axis]).reshape((-1, 1) if axis == 0 else (-1,)) * side
-        spans.append((start.astype(float), np.minimum(start + side, length).astype(float) - 1))
-    points = [array.astype(float) for array in (item, head)]
-    return {"b": (points[0],) * 2, "h": (points[1],) * 2, "q": spans[0], "k": spans[1]}
-
-
-def _evaluated(program: Program, tables: tuple[Tensor, ...]) -> Callable[..., Tensor]:
-    """The program as a function of index tensors that broadcast."""
-    used = program.depends[program.outputs[0]]
-
-    def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        def load(node: int, indices: list[Tensor]) -> Tensor:
-            table = tables[program.nodes[node].value]  # type: ignore[index]
-            return table[tuple(indices)]
-
-        leaves = {name: leaf for name, leaf in zip(_LEAVES, (b, h, q, k), strict=True) if name in used}
-        return evaluate(program, leaves, load, torch.float32)[0]
-
-    return rule
+def _fits(mask: Mask, lengths: Lengths) -> bool:
+    """Whether the mask holds for so many rows and keys: documents end where their ids end."""
+    try:
+        _placed(mask, lengths).check(None, None, *lengths, None)
+    except ValueError:
+        return False
+    return True
 
 
 def _by_pair(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:

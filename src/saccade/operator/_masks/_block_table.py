@@ -34,7 +34,7 @@ class BlockTable(Mask):
     size: tuple[int, int]
     _counts: np.ndarray
 
-    def __init__(self, layout: Tensor, size: Sequence[int]):
+    def __init__(self, layout: Tensor | np.ndarray, size: Sequence[int]):
         wanted = "booleans (B or 1, H or 1, nq, nk)"
         table = OwnedTensor.of(layout, "BlockTable: layout", wanted, booleans=True, integers=False)
         if len(table.shape) != 4 or 0 in table.shape:
