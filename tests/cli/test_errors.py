@@ -272,6 +272,7 @@ def test_an_os_error_without_a_path_is_its_reason():
 
 def test_messages_name_options_and_nothing_else():
     options = {"rate": "--rate", "initial": "--from", "low": "--low", "skip_empty": "--skip-empty"}
+    assert naming_options("rate: taken; or low=True, up=True", options) == "--rate: taken; or --low, up=True"
     for message, expected in (
         ("rate: must be positive", "--rate: must be positive"),
         ("initial: a/b is no start", "--from: a/b is no start"),

@@ -106,7 +106,10 @@ def test_the_example_needs_no_text(capsys):
         ([SENTENCE, "--head", "cross.1.2"], "head: cross.1.2 is of an encoder-decoder; embedded has heads such as 1.4"),
         ([SENTENCE, "--target", "Le chat"], "target: embedded reads none; only an encoder-decoder"),
         ([SENTENCE, "--nth", "0"], "nth: it is the occurrence of a word; pass the word, too"),
-        ([SENTENCE, "--word", "it", "--nth", "0"], "'it' occurs 2 times, so there is no occurrence 0"),
+        (
+            [SENTENCE, "--word", "it", "--nth", "0"],
+            "--nth: expected 1 to 2, the occurrences of 'it' in the text, got 0",
+        ),
         ([SENTENCE, "--out", "nowhere/step.html"], "cannot write nowhere/step.html: the folder"),
         ([SENTENCE, "--out", "a-folder.html"], "cannot write a-folder.html: it is a folder"),
         (["--example", "--target", "a"], "--example has a text and a head of its own"),

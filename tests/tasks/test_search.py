@@ -329,7 +329,7 @@ def test_errors_are_one_line(files, tmp_path, capsys, monkeypatch):
         error = capsys.readouterr().err
         assert error.startswith("saccade: error: ") and error.count("\n") == 1 and message in error
     written_run(tmp_path / "other", "old", 80)
-    with pytest.raises(FileExistsError, match="other: exists already; choose another --out, or give --overwrite or"):
+    with pytest.raises(FileExistsError, match="^out: .*other is not empty; expected a new or empty folder, or over"):
         tasks.search("classify", data, tmp_path / "other")
     with pytest.raises(FileNotFoundError, match="other: no search to resume"):
         tasks.search("classify", data, tmp_path / "other", resume=True)

@@ -120,7 +120,7 @@ def test_errors_are_one_line(learned, files, tmp_path, capsys):
             "yours with --text COLUMN --label COLUMN",
         ),
         (command(files, out, "--minutes", "0"), "minutes: must be finite and positive, got 0.0"),
-        (command(files, run), "exists already; choose another --out, or give --overwrite or --resume"),
+        (command(files, run), "is not empty; expected a new or empty folder, or --overwrite or --resume"),
         (
             ["predict", run, ""],
             "text 1: the text is empty (1 of 1 are); remove such texts, or give --set skip_empty=true",

@@ -119,7 +119,7 @@ def test_an_existing_output_is_kept(train, tmp_path, capsys):
     assert train("--steps", 2) == 0
     before = files_of(tmp_path / "out")
     assert train("--steps", 2) == 2
-    assert "exists already; choose another --out, or give --overwrite" in capsys.readouterr().err
+    assert "out is not empty; expected a new or empty folder, or --overwrite or --resume" in capsys.readouterr().err
     assert files_of(tmp_path / "out") == before
     assert train("--steps", 2, "--overwrite", "--characters") == 0
 

@@ -60,7 +60,8 @@ def _of_tokens(call: SdpaCall, packed: AttentionOfTokens) -> Tensor:
 
 
 def answer_mha(need_weights: bool, proceed: Callable[[], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Answer a call of F.multi_head_attention_forward: without weights by an accelerated call, otherwise unchanged."""
+    """Let a call of F.multi_head_attention_forward proceed. Without weights, the F.scaled_dot_product_attention inside
+    is accelerated by `answer`. With weights nothing is, and the reason is counted."""
     if need_weights:
         _count(None, _WEIGHTS)
     return proceed()

@@ -115,7 +115,7 @@ def _names(tensors: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...], li
 
 
 def _fixed(value: Any, owner: nn.Module | None = None) -> bool:
-    """Whether a value is immutable, so that the same object has the same value."""
+    """Whether a value cannot change while it stays the same object. A bound method counts only if it is `owner`'s."""
     if isinstance(value, tuple | frozenset):
         return all(map(_fixed, value))
     if isinstance(value, MethodType):

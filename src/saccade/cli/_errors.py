@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 
 from ..support._extras import NotInstalled
@@ -55,7 +56,8 @@ def one_line(error: BaseException) -> str:
 
 
 def naming_options(message: str, options: Mapping[str, str]) -> str:
-    """An error of the library about its arguments, `rate, low: ...`, as one about options: `--rate, --low: ...`.
+    """An error of the library about its arguments, `rate, low: ...`, as one about options: `--rate, --low: ...`. In the
+    rest, `overwrite=True` becomes `--overwrite`.
 
     Args:
         options: of the command, by the arguments' names.
@@ -64,6 +66,7 @@ def naming_options(message: str, options: Mapping[str, str]) -> str:
     names = arguments.split(", ")
     if not colon or not all(name in options for name in names):
         return message
+    reason = re.sub(r"\b(\w+)=True\b", lambda flag: options.get(flag[1], flag[0]), reason)
     return f"{', '.join(options[name] for name in names)}: {reason}"
 
 

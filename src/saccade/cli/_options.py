@@ -184,6 +184,7 @@ class GroupedCommand(TyperCommand):
         if hasattr(error, "option"):
             return f"{error.problem}, or give {self.option_that_skips(error.option)}"
         options = {one.name: one.opts[0] for one in self.get_params(context) if one.param_type_name == "option"}
+        options.setdefault("overwrite", options.get("force", "--overwrite"))
         lacking = getattr(error, "columns", ())
         return naming_options(error.args[0], options) + (self._naming(lacking, context) if lacking else "")
 

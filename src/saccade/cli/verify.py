@@ -103,9 +103,9 @@ class RunOptions:
     """Checks and limits"""
 
     only: list[str] | None = option(
-        None, f"Run these checks alone; repeat it for more. Checks: {CHECKS}.", metavar="CHECK"
+        None, f"Run only these checks; repeat the option for more. Checks: {CHECKS}.", metavar="CHECK"
     )
-    skip: list[str] | None = option(None, "Skip these checks; repeat it for more.", metavar="CHECK")
+    skip: list[str] | None = option(None, "Skip these checks; repeat the option for more.", metavar="CHECK")
     time_limit: float = option(60.0, "Time limit for each check, and for importing the target.", metavar="SECONDS")
     memory_limit: float = option(
         4.0, "Memory limit for the target, on top of what Python and PyTorch use (Linux only).", metavar="GIB"

@@ -116,8 +116,10 @@ class BenchmarkReport:
             read = parsed_json(text)
             groups = [_group(entry) for entry in read["groups"]]
             return cls(read["machine"], read["settings"], groups, read["exponents"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a report of a benchmark: {error}") from None
+        except KeyError as missing:
+            raise ValueError(f"not a report of a benchmark: the key {missing} is missing") from None
+        except TypeError:
+            raise ValueError("not a report of a benchmark: other keys, or values of another type") from None
 
 
 def _group(read: dict[str, Any]) -> MeasurementGroup:

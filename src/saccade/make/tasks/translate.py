@@ -301,7 +301,7 @@ class TranslationObjective(ExampleObjective):
 
 
 def _translator(model: nn.Module) -> EncoderDecoder:
-    """ValueError for a model of another kind."""
+    """The model, if it is an `EncoderDecoder` with a start token; otherwise ValueError."""
     if not isinstance(model, EncoderDecoder):
         raise ValueError(f"expected an encoder-decoder, such as BART, Marian or T5, got {type(model).__name__}")
     if model.start is None:

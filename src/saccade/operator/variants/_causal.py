@@ -179,8 +179,9 @@ def least_weight(dtype: torch.dtype) -> float:
 
 
 class NonFiniteTokens(NamedTuple):
-    """Where tokens were not finite. In their place stands 0 while others are read: within a chunk's product 0 * NaN
-    would reach rows that do not see it. NaN is put back after that, so that no bit of the rows before depends on it."""
+    """Marks non-finite tokens. They are replaced by 0 during the computation, because 0 * NaN in a chunk's product
+    would spread to rows that cannot see them. Afterwards NaN is written into the rows that can, and earlier rows stay
+    unchanged bit for bit."""
 
     rows: Tensor  # (B, H, L): NaN where a query was not finite, otherwise 0
     keys: Tensor  # (B, Hkv, L): NaN where a key or its value was not

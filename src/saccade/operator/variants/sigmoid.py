@@ -319,7 +319,8 @@ def _backward(
 
 
 def _pull(tile: _Tile, d_out: Tensor, bad_do: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The weights as values saw them, and the cotangent of the logits, (B, Hq, r, c)."""
+    """Backward of one tile: the weights after dropout, and the gradient of the logits, each (B, Hq, r, c). `bad_do`
+    marks non-finite entries of `d_out`."""
     kept, dw = tile.weights, products(d_out, tile.value)
     if tile.sight.factor is not None:
         kept, dw = kept * tile.sight.factor, dw * tile.sight.factor

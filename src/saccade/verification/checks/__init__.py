@@ -1,4 +1,5 @@
-"""The checks, a file for each family, in the order in which they are run and told."""
+"""The checks, a file for each family, in the order in which they are run and reported. Files that are not in
+`_IN_ORDER` are helpers of a check."""
 
 from __future__ import annotations
 

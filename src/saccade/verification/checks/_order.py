@@ -154,7 +154,9 @@ def _moved(subject: Subject, order: Sequence[int], side: Side = "both", *, last:
         if out.shape[-2] != inputs.length:
             raise Inapplicable("its outputs are not one for each input")
         wanted = out[..., list(order), :]
-    if permuted.shape != wanted.shape or not torch.isfinite(wanted).all():
+    if permuted.shape != wanted.shape:
+        raise Unmeasured("its outputs change their shape when the inputs are permuted")
+    if not torch.isfinite(wanted).all():
         raise Unmeasured("its outputs are not finite")
     return float((permuted - wanted).abs().max()) / tolerance(subject, inputs, out)
 

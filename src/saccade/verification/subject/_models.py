@@ -50,10 +50,11 @@ def takes_tokens(target: Any) -> bool:
 
 
 def token_subject(target: Any, promise: Promise | None = None) -> Subject:
-    """A whole model as a subject: form "tokens", or "self" for a vision model, of its embedded patches.
+    """The subject of a whole model. Form "tokens" for a model that reads token ids; form "self", on the embedded
+    patches, for one that reads images.
 
     Raises:
-        Undecided: what it reads is neither token numbers nor images.
+        Undecided: the model reads neither token ids nor images.
     """
     promise = promise or Promise()
     if isinstance(target, LoadedModel):

@@ -19,8 +19,8 @@ from ._subject import CallResult, Subject
 
 
 def steady(subject: Subject, inputs: NamedInputs, seed: int = 0, **masks: Any) -> CallResult:
-    """A call on a copy of the target, without gradients, that repeats the random numbers of the last call and starts
-    from the first state."""
+    """A repeatable call: on a copy of the target, without gradients, with random numbers from `seed`. State that the
+    copy keeps does not reach the target."""
     return repeated(subject.fresh(), inputs, seed, **masks)
 
 

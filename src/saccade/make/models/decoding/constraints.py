@@ -87,7 +87,15 @@ class Constraints:
         return F.log_softmax(kept, -1).masked_fill(kept == -torch.inf, -torch.inf) if self.renormalized else kept
 
     def finished(self, tokens: Tensor, count: int) -> Tensor:
-        """Whether each text ends with these tokens, the `count`th; bool of the same shape."""
+        """Whether each text is complete after its newest token: an end token, or the last one allowed.
+
+        Args:
+            tokens: one per text or candidate, any shape.
+            count: tokens generated, these included.
+
+        Returns:
+            bool, the shape of `tokens`.
+        """
         if count == self.max_new_tokens:
             return torch.ones_like(tokens, dtype=torch.bool)
         return torch.isin(tokens, torch.tensor(self.ends, device=tokens.device, dtype=tokens.dtype))

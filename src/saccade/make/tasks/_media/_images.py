@@ -75,12 +75,12 @@ def _in_eight_bits(image: Image.Image, path: Path) -> Image.Image:
 
 
 class PixelStore:
-    """Images as a model reads them: decoded once and kept where they fit into memory.
+    """Decoded images. All are kept if together they take at most `memory` bytes; otherwise each is decoded when it is
+    read.
 
     Args:
-        inputs: of the model.
+        inputs: the model's `ImageInputs` (size, channels).
         examples: N images.
-        memory: bytes that may be kept.
     """
 
     def __init__(self, inputs: ImageInputs, examples: Sequence[ImageExample], memory: int = MEMORY):

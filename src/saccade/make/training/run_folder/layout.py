@@ -37,7 +37,9 @@ def check_output(out: Path, overwrite: bool) -> None:
         if not any(out.iterdir()):
             return
         if not overwrite:
-            raise FileExistsError(f"{out}: exists already; choose another --out, or give --overwrite or --resume")
+            raise FileExistsError(
+                f"out: {out} is not empty; expected a new or empty folder, or overwrite=True or resume=True"
+            )
         if not is_ours(out):
             raise FileExistsError(f"{out}: not a model folder, so it is not overwritten; choose another --out")
     elif out.exists():

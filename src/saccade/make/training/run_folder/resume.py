@@ -37,7 +37,6 @@ def settings_described(settings: Settings) -> dict[str, Any]:
     """All settings that affect the result, by the names of their options.
 
     Settings of evaluation (`EvaluationSettings`) and `minutes` are left out: they may change when a run is resumed.
-    for its minutes, which no two runs spend alike.
     """
     described = dataclasses.asdict(dataclasses.replace(settings, execution=settings.execution.settled))
     del described["looks"], described["minutes"]

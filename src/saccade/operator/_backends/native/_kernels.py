@@ -198,7 +198,8 @@ def problem(
     dropout: tuple[Any, ...] | None = None,
     sink: int = 0,
 ) -> tuple[Any, ...]:
-    """A problem in the form of Shared in native/bindings.cpp: shapes, an entry of TYPES and the other arguments.
+    """The arguments of one kernel call as the tuple that struct `Shared` (native/bindings.cpp) reads. `dtype` is a
+    number of `TYPES`; `lowered` the mask, `sink` an address (0: none).
 
     Not a NamedTuple: making one takes 1 us, and a short call takes 12.
     """

@@ -58,21 +58,24 @@ def find_word(
         raise TypeError(f"word: expected a word or its number, got {wanted!r}")
     if isinstance(wanted, int):
         return _numbered(ordinary, wanted, where), ""
-    text = wanted.strip()
+    text, occurrence = wanted.strip(), nth
     places = _places(words, text)
     match = re.fullmatch(r"(.+):(\d{1,9})", text, re.DOTALL)
     if not places and match and nth is None:
-        text, nth = match[1], int(match[2])
+        text, occurrence = match[1], int(match[2])
         places = _places(words, text)
-    if not places and text.isdigit() and nth is None:
+    if not places and text.isdigit() and occurrence is None:
         return _numbered(ordinary, int(text), where), ""
     if not places:
         raise ValueError(f"word: {text!r} is not in the {where}; {_near(words, text, where)}")
     if nth is not None and not 1 <= nth <= len(places):
+        allowed = "1, the only occurrence" if len(places) == 1 else f"1 to {len(places)}, the occurrences"
+        raise ValueError(f"nth: expected {allowed} of {text!r} in the {where}, got {nth}")
+    if occurrence is not None and not 1 <= occurrence <= len(places):
         times = "once" if len(places) == 1 else f"{len(places)} times"
-        raise ValueError(f"word: {text!r} occurs {times}, so there is no occurrence {nth}")
-    chosen = places[(nth or 1) - 1]
-    if nth is None and len(places) > 1:
+        raise ValueError(f"word: {text!r} occurs {times}, so there is no occurrence {occurrence}")
+    chosen = places[(occurrence or 1) - 1]
+    if occurrence is None and len(places) > 1:
         return (
             chosen,
             f"'{words[chosen].label}' occurs {len(places)} times: the first is used ({text}:2 is the next)",

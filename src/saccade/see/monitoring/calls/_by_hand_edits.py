@@ -45,7 +45,8 @@ class ScoresReplay(NamedTuple):
     since: tuple[tuple[FunctionRun, Tensor], ...] = ()
 
     def then(self, run: FunctionRun, scores: Tensor) -> ScoresReplay | None:
-        """None for too many: of features that look like scores, tensors of all layers would be kept in memory."""
+        """This replay and one more function, whose input was `scores`. None once there are 32: features that only look
+        like scores would keep the tensors of all layers in memory."""
         return None if len(self.since) == _MOST_FUNCTIONS else self._replace(since=(*self.since, (run, scores)))
 
     def again(self, own: ObservedProduct, left: Tensor | None, right: Tensor | None) -> Tensor:

@@ -122,7 +122,8 @@ def kept_call(
 
 
 def judged(made: MapCall, call: ObservedCall) -> dict[tuple[str, int], list[str]]:
-    """Alarms about a call's heads, as sentences; none for a long text."""
+    """Alarms about a call's heads, as sentences. The keys are (call id, head). Empty for a text of more than `_JUDGED`
+    tokens."""
     if max(made.shape[2:]) > _JUDGED:
         return {}
     judge = Alarms(None)

@@ -215,7 +215,7 @@ class Run:
         return self.side(side).search(query, limit)
 
     def side(self, id: str) -> Side:
-        """The side of this id; KeyError if there is none."""
+        """The side `id`, such as "source"; KeyError for an unknown id."""
         if id not in self.sides:
             raise KeyError(f"side: there is no {id!r}; this run has {', '.join(self.sides)}")
         return self.sides[id]

@@ -147,7 +147,7 @@ def _predicting(predictor: Predictor, ids: Tensor) -> tuple[nn.Module, Callable[
 
 
 def _states(module: Any, ids: Tensor) -> Callable[[], Tensor]:
-    """The last hidden states of a model without a head for tokens."""
+    """A function that computes the last hidden states (L, width), for a model without a head for tokens."""
     ids = ids.to(next(module.parameters()).device)
 
     def forward() -> Tensor:

@@ -58,7 +58,7 @@ def steps_of_row(run: Run, call: MapCall, head: int, row: int) -> dict[str, Any]
 
 
 def _part(call: MapCall) -> str:
-    """The part of an encoder-decoder, from the call's name."""
+    """ "encoder", "decoder" or "cross": what stands before the dot in the call's id, such as `cross.2`."""
     return call.id.partition(".")[0]
 
 
