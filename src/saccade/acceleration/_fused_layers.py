@@ -177,7 +177,7 @@ class FusedLayer(ReplacedMethod):
 
 
 def is_replacement(forward: Any) -> bool:
-    """Whether a method is one that acceleration has put in place of a module's own."""
+    """Whether acceleration put this method in place of a module's own."""
     return isinstance(forward, FusedLayer) and forward.active
 
 
@@ -260,7 +260,8 @@ class FusedLinear(FusedLayer):
         return None if self.linear.held is None else dropped
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """No proof is needed: the class is known. With gradients the packed product is used, too."""
+        """Compute the layer without a proof: its class is known. A call that records gradients uses the packed product,
+        too."""
         if not self.active:
             return self.plain(*args, **kwargs)
         linear, weight = self.linear, self.linear.weight

@@ -93,7 +93,8 @@ class PackedLinear:
     def restore(self) -> None:
         """Restore a dropped weight, bit for bit: packing only reorders its entries.
 
-        A weight that was converted meanwhile gets what it was, converted; one that was given other numbers keeps them.
+        A weight that was converted meanwhile gets its old numbers in the new dtype; a weight that was given other
+        numbers keeps them.
         """
         if self._dropped is None:
             return

@@ -71,7 +71,7 @@ class ReplacedMethod(ABC):
     def uninstall(self) -> None:
         """Restore the original method, unless other code has replaced it since then.
 
-        Whoever keeps the layer, to set it again or to call it, has the module's own method from now on.
+        Code that still holds the layer, and sets or calls it, uses the module's own method from now on.
         """
         self.active = False
         attributes = vars(self.module)
@@ -117,7 +117,7 @@ class _PlainCopy(_PlainPickle):
 
 
 def _without_ours(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a module without those that acceleration has set."""
+    """The attributes of a module, except those that acceleration has set."""
     plain = {}
     for name, value in attributes.items():
         if isinstance(value, ReplacedMethod):

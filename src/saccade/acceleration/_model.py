@@ -35,7 +35,7 @@ class AcceleratedModel:
         self._refusing: Any = None
 
     def install(self) -> None:
-        """RuntimeError where the model is accelerated already."""
+        """Replace the calls of the modules. RuntimeError if the model is accelerated already."""
         if any(map(is_replacement, (held for module in self.model.modules() for held in vars(module).values()))):
             raise RuntimeError("model: it is accelerated already")
         self.layers = fused_layers(self.model, self.half)

@@ -80,7 +80,7 @@ class Structure:
         return all(len(items) == len(before) and all(map(is_, items, before)) for items, before in self._lists)
 
     def remember_values(self) -> None:
-        """Take the present values as the ones to compare with."""
+        """Remember the present values, with which later values are compared."""
         self.unknown = None
         self._own: list[tuple[dict[str, Any], int, Callable[..., tuple[Any, ...]], tuple[Any, ...]]] = []
         self._inside: list[tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]] = []
@@ -95,7 +95,8 @@ class Structure:
                     self.unknown = f"holds what may change unnoticed ({name}: {type(value).__name__})"
 
     def _holds(self, value: Any) -> bool:
-        """Remember the entries of a list, a dictionary or a plain object; False if they do not tell its whole state."""
+        """Remember the entries of a list, a dictionary or a plain object; False if its entries are not its whole
+        state."""
         if type(value) is list:
             self._lists.append((value, (*value,)))
             return all(map(_fixed, value))

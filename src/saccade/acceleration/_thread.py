@@ -63,7 +63,7 @@ class ActiveAccelerations:
 
     @contextmanager
     def attending(self, attention: AttentionOfTokens) -> Iterator[None]:
-        """A block in which calls of F.scaled_dot_product_attention are of this packed row."""
+        """A block in which calls of F.scaled_dot_product_attention read this packed row."""
         before, self.packed = self.packed, attention
         try:
             yield

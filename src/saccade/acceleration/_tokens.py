@@ -54,7 +54,7 @@ class TokenRows:
         return whole.flatten(0, 1)[self.places][None] if x.shape[0] > 1 else x[:, self.places % self.real.shape[1]]
 
     def put(self, x: Tensor) -> Tensor:
-        """(1, T, ...) to (B, L, ...), 0 where no real token stands."""
+        """(1, T, ...) to (B, L, ...), 0 at padding."""
         batch, length = self.real.shape
         whole = x.new_zeros(batch * length, *x.shape[2:])
         return whole.index_copy_(0, self.places, x[0]).view(batch, length, *x.shape[2:])

@@ -25,8 +25,8 @@ def require(module: str, extra: str) -> None:
 
 
 def told_by_another() -> bool:
-    """Whether another process on this machine (`torchrun`) tells the same: none has joined it yet, so it is the words
-    of the command that are wrong, which all have been given."""
+    """Whether another process of `torchrun` on this machine reports the same error. The processes have not joined yet,
+    so the error is in the command line, which all of them have."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         return False
     import torch.distributed as distributed

@@ -144,7 +144,7 @@ def _help(task: type[BaseTaskOptions]) -> list[str]:
 def _train_task(
     task: str, data: Path, files: TaskFileOptions, options: dict[str, Any], given_options: set[str]
 ) -> None:
-    """`given_options` are the names of the options that stand on the command line."""
+    """Train the model of a task. `given_options`: the names of the options on the command line."""
     trials = options.pop("search")
     if trials is not None:
         if options.pop("seeds") is not None:

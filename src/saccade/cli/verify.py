@@ -32,7 +32,7 @@ CHECKS = (
 
 
 def _path_in(target: str) -> Path | None:
-    """The file or folder in FILE.py:NAME or hf:DIR; None where there is none, which the verification explains."""
+    """The file or folder in FILE.py:NAME or hf:DIR; None if there is none, which the verification reports."""
     if target.startswith("hf:"):
         return model_folder(target.removeprefix("hf:"))
     return next((Path(path) for path in (target, target.rpartition(":")[0]) if path.endswith(".py")), None)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Each needs a framework that may not be installed, so it is imported when it is used."""
+        """Import an integration when it is used: each needs a framework that may not be installed."""
         if name in ("lightning", "trainer", "transformers"):
             from importlib import import_module
 

@@ -78,7 +78,7 @@ class AttentionCallback(TrainerCallback):
         return [] if self.monitor is None else self.monitor.alarms
 
     def report_to(self, trainer: Any) -> AttentionCallback:
-        """Write through `trainer.log` instead of to a log of its own; histograms, which it does not take, are lost."""
+        """Write through `trainer.log` instead of a separate log. It takes no histograms: these are lost."""
         self._given = TrainerLog(trainer)
         return self
 

@@ -56,7 +56,7 @@ class Bias:
 
     @property
     def heads(self) -> int | None:
-        """For how many heads its parameter is; None where it says nothing about heads."""
+        """The number of heads of the parameter; None if the parameter has no axis of heads."""
         return None if self._head_axis is None else self.parameter.shape[self._head_axis]
 
     def _of_heads(self, numbers: Sequence[int]) -> Bias:
@@ -446,7 +446,7 @@ def _parameter(tensor: Tensor, name: str, rank: int, shape: str) -> Tensor:
 
 
 def as_bias(bias: Tensor | Bias | None) -> Bias | None:
-    """A Bias from what the caller gave."""
+    """The argument `bias` of `attention` as a Bias; None is returned unchanged."""
     if bias is None or isinstance(bias, Bias):
         return bias
     if not isinstance(bias, Tensor):

@@ -135,7 +135,7 @@ class CheckedCall(AttentionCall):
     score: str | None = None  # what a `Score` became in this call, for `explain`
 
     def settings(self, kind: Callable[..., S], *more: Any) -> S:
-        """A `CallSettings`, or one of a derived class with what that has besides."""
+        """A `CallSettings`, or a derived class with `more` fields."""
         bias, placement = (None, 0) if self.bias is None else (self.bias._form(), self.placement)
         return kind(self.mask, bias, placement, self.scale, self.softcap, self.dropout, *more)
 

@@ -35,22 +35,23 @@ class EditedOutput(NamedTuple):
 class CallEdits(Protocol):
     """Changes to be made to the current call.
 
-    Attention written by hand has its weights before anybody knows its values: `weights` changes them when they are
-    there, `output` their results.
+    Attention written by hand computes its weights before its values are known: `weights` changes the weights first,
+    `output` the result later.
     """
 
     def answered(self, call: AttentionCall, compute: Callable[[AttentionCall], Tensor]) -> EditedOutput:
-        """The call, changed. `compute` is who would have had it: it gives (B, Hq, Lq, Dv) of the call it is handed."""
+        """The result of the changed call. `compute(call)` is the original computation; it returns (B, Hq, Lq, Dv)."""
 
     def weights(self, call: AttentionCall, dense: DenseWeights) -> Tensor:
-        """The weights (B, Hq, Lq, Lk) of a call written by hand, changed. Of the call only query and key are known."""
+        """The changed weights (B, Hq, Lq, Lk) of a call written by hand. Only query and key of the call are known."""
 
     def output(self, call: AttentionCall, out: Tensor, with_value: Callable[[Tensor], Tensor]) -> EditedOutput:
-        """Its output (B, Hq, Lq, Dv), changed; `with_value` gives that of another value (B, Hkv, Lk, Dv)."""
+        """The changed output (B, Hq, Lq, Dv) of a call written by hand. `with_value` computes the output for another
+        value (B, Hkv, Lk, Dv)."""
 
 
 class DenseWeights(NamedTuple):
-    """The weights of a call written by hand, and how they came about."""
+    """The weights of a call written by hand, and how they were computed."""
 
     weights: Tensor  # (B, Hq, Lq, Lk)
     logits: Callable[[Tensor, Tensor], Tensor]  # (B, Hq, Lq, Lk) from query and key

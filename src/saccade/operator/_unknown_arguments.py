@@ -32,7 +32,8 @@ def named(function: F) -> F:
 
 
 def with_arguments_of(original: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """For `f(*args, **options)`: it gets the signature of `original`, and its errors for arguments that has not."""
+    """Decorator for `f(*args, **options)`: it gives `f` the signature of `original`, and the errors of `original` for
+    unknown arguments."""
     own = inspect.signature(original)
 
     def with_its_signature(function: Callable[..., R]) -> Callable[P, R]:
@@ -58,7 +59,7 @@ def with_arguments_of(original: Callable[P, Any]) -> Callable[[Callable[..., R]]
 
 
 def advised(function: F) -> F:
-    """The function, whose TypeError for an argument that others have says what to write."""
+    """The function, whose TypeError for an argument of another library says what to write instead."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -80,7 +81,8 @@ def advised(function: F) -> F:
 def refused(
     function: Callable[..., Any], unknown: Mapping[str, Any], advised_with: tuple[Any, ...] | None = None
 ) -> TypeError:
-    """The error for arguments that a function does not have; it says what to write for those that others have.
+    """The error for arguments that a function does not have. For those of other libraries it says what to write
+    instead.
 
     Args:
         advised_with: what `advised` was called with, of a method its module first.
@@ -109,7 +111,7 @@ def _of_module(name: str, value: Any, module: Any) -> str:
 
 
 def _possible(advice: str, takes: Mapping[str, Any], module: Any) -> str:
-    """The advice, or another where the function lacks the argument that it names."""
+    """The advice; or another advice if the function lacks the argument that the advice names."""
     if "return_weights" in takes and "attention_weights" in advice:
         return "write return_weights=True"
     wanted = re.match(r"write (\w+)=", advice)

@@ -44,7 +44,7 @@ class AddressFinder:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """The module is there already; the import system has given it the specification of its address meanwhile."""
+        """Give the module its own specification back: the import system has replaced it by that of the address."""
         address = module.__spec__.name  # type: ignore[union-attr]
         module.__spec__ = self._specs.pop(address)
 

@@ -40,7 +40,8 @@ def watch_others(times: Path = PROCESSOR_TIMES) -> Callable[[], float | None]:
 
 
 def busy_seconds(times: Path = PROCESSOR_TIMES) -> float | None:
-    """Seconds in which the processors that this process may use were busy, since the system's start.
+    """Seconds in which the processors that this process may use were busy, since the system's start. None if the system
+    does not report it.
 
     None where the system does not tell.
     """

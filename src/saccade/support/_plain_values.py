@@ -14,7 +14,7 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character that UTF-16 writes in
 
 
 class NotJson(ValueError):
-    """A text is no JSON, or holds what nothing can be done with."""
+    """A text is not JSON, or its values cannot be used."""
 
 
 def parsed_json(text: str | bytes) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def seeded(seed: int | None, devices: Sequence[int] | None = ()) -> Iterator[None]:
-    """The global generators start at `seed` within (None: they go on), and are as they were afterwards.
+    """Within the block the global generators start at `seed` (None: they continue); afterwards they are restored.
 
     Args:
         seed: as for `torch.manual_seed`.

@@ -47,7 +47,8 @@ def shared_cores() -> Iterator[None]:
 
 
 def _watch() -> _Watch | None:
-    """The one that runs, or a new one. No lock: a fork would copy it locked. Two at once do no harm."""
+    """The running watch, or a new one. It has no lock: a fork would copy a locked one. Two watches at once do no
+    harm."""
     if any(name in os.environ for name in WAITING):
         return None
     if not any(watch.thread.is_alive() for watch in _watching):  # a fork leaves it without a thread

@@ -110,7 +110,7 @@ class BenchmarkReport:
         """The report that `as_json` wrote.
 
         Raises:
-            ValueError: the text is no such report.
+            ValueError: the text is not a report.
         """
         try:
             read = parsed_json(text)

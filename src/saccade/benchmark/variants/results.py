@@ -130,7 +130,7 @@ class VariantComparison:
         """The comparison that `as_json` wrote.
 
         Raises:
-            ValueError: the text is none.
+            ValueError: the text is not a comparison.
         """
         try:
             read = parsed_json(text)

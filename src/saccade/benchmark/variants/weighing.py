@@ -141,7 +141,8 @@ def foreseen(earlier: Sequence[tuple[int, CallWeight]], length: int, limits: Wei
 
 
 def _expected(amounts: Sequence[tuple[int, float]], length: int, alone: float) -> float:
-    """Extrapolate the growth between the last two lengths, with an exponent from 1 to 2; from one with L^alone."""
+    """Extrapolate the growth between the last two lengths, with an exponent from 1 to 2; a single length grows as
+    L^alone."""
     last, amount = amounts[-1]
     power = alone
     if len(amounts) > 1 and amounts[-2][1] > 0 and amount > 0:

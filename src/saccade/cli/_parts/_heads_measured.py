@@ -49,7 +49,7 @@ class Measured:
 
 @contextlib.contextmanager
 def _told_as_options() -> Iterator[None]:
-    """Errors about arguments name the options that they came from."""
+    """A block whose errors about arguments name the options of the command."""
     try:
         yield
     except ValueError as error:
@@ -63,7 +63,7 @@ def _told_as_options() -> Iterator[None]:
 
 @contextlib.contextmanager
 def why_offered(model: TextModel) -> Iterator[None]:
-    """The error for a model without a head for tokens says what can be asked of it."""
+    """A block whose error about a model without a head for tokens names the option that needs no such head."""
     from ...see.inspection._predicting import NoTokenHead
 
     try:
@@ -77,7 +77,7 @@ def why_offered(model: TextModel) -> Iterator[None]:
 def importance(
     model: TextModel, text: str, by: str, target: str | None, progress: Progress, *, alone: bool
 ) -> Measured:
-    """How much the text's own loss hangs on each head, and what heads write towards the predicted token."""
+    """How much the loss of the text depends on each head, and what heads write towards the predicted token."""
     from ... import head_importance
     from ...see.attribution._two_texts import read_text, target_tokens
     from ...see.inspection import as_predictor
@@ -129,7 +129,8 @@ def _parts(losses: Tensor) -> Tensor:
 def _attributed(
     model: TextModel, predictor: Predictor, given: ReadText, wanted: Sequence[int]
 ) -> tuple[Attribution | None, str]:
-    """None with the reason where the model is not made of Saccade's blocks, or a masked one's text has no mask."""
+    """The attribution of a text, and "". None and the reason if the model is not made of Saccade's blocks, or if a
+    masked model's text has no mask."""
     from ... import attribute
 
     if model.stack is None:

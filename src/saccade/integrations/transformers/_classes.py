@@ -15,7 +15,8 @@ Classes = dict[str, Any]
 
 
 def refuse_by_name(model: Any, name: str) -> None:
-    """Whenever a model of this class is asked for `name`: put an answer where it would choose a class."""
+    """Raise an error, from now on, where a model of this class is asked for `name` and would choose a class of
+    attention."""
     original = model.get_correct_attn_implementation
     if hasattr(original, "_without_saccade"):
         return
@@ -32,7 +33,7 @@ def refuse_by_name(model: Any, name: str) -> None:
 
 
 def as_before(model: Any, name: str) -> None:
-    """Take all of that out again."""
+    """Undo `refuse_by_name`."""
     original = getattr(model.get_correct_attn_implementation, "_without_saccade", None)
     if original is None:
         return

@@ -100,7 +100,8 @@ def _kept(attention_mask: Tensor | None, frame: MaskFrame) -> Tensor | None:
 
 
 def _tokens(kept: Tensor, frame: MaskFrame) -> Tensor | None:
-    """(B, Lq) bool, the query rows that are tokens if queries and keys are of one sequence; None if they leave it."""
+    """(B, Lq) bool, the query rows that are tokens, if queries and keys are of one sequence; None if queries lie
+    outside of the keys."""
     if not 0 <= frame.offset <= frame.length_k - frame.length_q:
         return None
     return kept[:, frame.offset : frame.offset + frame.length_q]

@@ -105,7 +105,7 @@ def _nothing(*args: Any, **kwargs: Any) -> Any:
 
 
 def _theirs() -> FunctionType | None:
-    """PyTorch's function, below what others have wrapped around it; None where it is not one written in Python."""
+    """PyTorch's own function, without the wrappers of other code; None if it is not written in Python."""
     from torch.nn.attention import flex_attention as module
 
     function = inspect.unwrap(module.flex_attention)

@@ -35,7 +35,8 @@ _THREAD: PerThread[dict[Any, _CachedMask]] = PerThread(dict)
 
 
 def broadcast(mask: Tensor, whole: tuple[int, ...]) -> Tensor | str:
-    """A mask that broadcasts to `whole` (..., Hq, Lq, Lk) as one that broadcasts to (B, Hq, Lq, Lk), or why it is none.
+    """A mask that broadcasts to `whole` (..., Hq, Lq, Lk), as one that broadcasts to (B, Hq, Lq, Lk); or why it does
+    not.
 
     `...` is what the caller counts as batch: no axis, one, or several that are one here.
     """

@@ -13,8 +13,8 @@ Label = TypeVar("Label")
 
 
 class TensorLabels(Generic[Label]):
-    """A label for each tensor that has one. It ends with its tensor, which is not kept alive: an id means its tensor
-    only for as long as that lives."""
+    """A label for each tensor that has one. The label ends with its tensor, which is not kept alive: later, another
+    tensor may get the same id."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[ref[Tensor], Label]] = {}

@@ -155,7 +155,7 @@ class ExampleTask(Task):
 class ExampleObjective(Objective):
     """Batches of examples of similar lengths, each example once in an epoch.
 
-    All batches are full: an epoch leaves out a few examples that would not fill one, others in each epoch.
+    All batches are full: an epoch leaves out the few examples that do not fill a batch, different ones in each.
     """
 
     model: Model

@@ -249,7 +249,7 @@ def _of_json(path: Path, content: str, columns: Sequence[str]) -> Iterator[tuple
 
 
 def separated_otherwise(path: Path, content: str) -> str:
-    """Advice where the first line of a table has other separators than its ending promises; "" elsewhere."""
+    """Advice if the first line of a table has other separators than its file ending promises; otherwise ""."""
     separator = SEPARATORS[path.suffix.lower()]
     names = _QUOTED.sub("", content.partition("\n")[0])
     other = next((sign for sign in ";\t," if sign in names), None)

@@ -220,7 +220,7 @@ def label_height(count: int) -> float:
 
 
 def draw_labels(figure: Any, classes: Mapping[str, Mapping[str, float]]) -> None:
-    """Into a figure of matplotlib's."""
+    """Draw precision and recall of each label into a matplotlib figure."""
     axes = figure.subplots()
     rows = sorted(classes.items(), key=lambda pair: pair[1]["count"])
     places = range(len(rows))

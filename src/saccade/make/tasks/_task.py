@@ -160,7 +160,7 @@ class Task(BaseTaskOptions, ABC):
         """The objective of the training loop. Its evaluations have the metrics of `scores`."""
 
     def scored(self, count: int) -> str:
-        """For a line of output: which of `count` validation examples the metrics of an evaluation are of."""
+        """Which of `count` validation examples the metrics of an evaluation cover, for a line of output."""
         return "over all validation data"
 
     @abstractmethod
@@ -241,7 +241,7 @@ class Task(BaseTaskOptions, ABC):
         """A prediction as plain values, the input first."""
 
     def line(self, shown: Mapping[str, Any]) -> str:
-        """The same as a line for a terminal."""
+        """A prediction as a line for a terminal."""
         return "  ".join(str(value) for value in shown.values())
 
 

@@ -117,7 +117,7 @@ class Answer(AnswerOptions, EncoderTask):
     def split(self, data: Sequence[Question], share: float, seed: int) -> tuple[list[Question], list[Question]]:
         """All questions about a context are in one part, so that contexts for validation are not trained on.
 
-        ValueError where all are about one.
+        ValueError if all questions are about one context.
         """
         numbers: dict[str, list[int]] = {}
         for n, example in enumerate(data):
@@ -246,7 +246,7 @@ class Answer(AnswerOptions, EncoderTask):
         return [_regression(*word_regression(training, validation, tested, STRENGTHS[:1]))]
 
     def constant(self, model: Model, training: Sequence[Question], tested: Sequence[Question]) -> Baseline:
-        """Questions may have no answer; so may answers that are not in the context."""
+        """The most frequent answer, where the context has it; otherwise no answer."""
         [(usual, _)] = Counter(question.expected[0] for question in training).most_common(1)
         starts = [question.context.find(usual) for question in tested]
         found = [FoundAnswer(0, 0) if start < 0 else FoundAnswer(start, start + len(usual)) for start in starts]

@@ -104,7 +104,7 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
         return label_of(cell, place)
 
     def _with_labels(self, rows: list[tuple[str, tuple[Any, ...]]]) -> list[tuple[str, tuple[Any, ...]]]:
-        """The rows that have a label. ValueError where one has none, unless they are to be left out."""
+        """The rows that have a label. ValueError if a row has none, unless such rows are to be left out."""
         if self.takes_several:  # no label is an answer, too
             return rows
         empty = [place for place, (_, label) in rows if label is None or not str(label).strip()]
@@ -118,14 +118,14 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
         return [row for row in rows if row[0] not in without]
 
     def without_empty(self, examples: list[TextExample]) -> list[TextExample]:
-        """The examples that have a word. ValueError where one has none, unless they are to be left out."""
+        """The examples whose text has a word. ValueError if a text has none, unless such texts are to be left out."""
         left = [example for example in self._with_words(examples) if not self.is_empty(example)]
         empty = [example.place for example in examples if self.is_empty(example)]
         warn_left_out(empty, len(examples), "texts are empty and")
         return left
 
     def _with_words(self, examples: list[TextExample]) -> list[TextExample]:
-        """All examples. ValueError where one has no word, unless such are to be left out, or where none has one."""
+        """All examples. ValueError if a text has no word, unless such texts are to be left out, or if all are empty."""
         empty = [example for example in examples if self.is_empty(example)]
         if empty and not self.skip_empty:
             problem = f"the text is empty ({len(empty)} of {len(examples)} are); remove such texts"

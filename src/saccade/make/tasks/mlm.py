@@ -125,7 +125,7 @@ class Mlm(MlmOptions, EncoderTask):
         return not example.text.strip()
 
     def _read(self, path: Path, *, own: bool) -> list[MaskedText]:
-        """Rows of a table, or lines. Those without a word too."""
+        """Rows of a table, or lines of a file; texts without a word are included."""
         found = [MaskedText(text, own, place) for place, text in self._texts(path)]
         if all(map(self.is_empty, found)):
             raise ValueError(f"{path}: holds no text")

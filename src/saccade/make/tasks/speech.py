@@ -226,7 +226,7 @@ class Speech(SpeechOptions, TranscriptTask):
     def collate(self, model: Model, items: Sequence[SoundItem], random: np.random.Generator | None = None) -> Batch:
         """`input_values` (B, S), `samples` and `frames` (B,), and `labels` where they are known.
 
-        `attention_mask` (B, S) is there where the model can leave padding out. Another one gets each sound alone, in
+        `attention_mask` (B, S) is there if the model can leave padding out. Other models get each sound alone, in
         `forward`.
         """
         hearing = _hearing(model)
@@ -339,7 +339,7 @@ def _inputs(reader: SoundInputs, sounds: Sequence[Samples], *, together: bool) -
     """Each sound preprocessed separately and padded on the right.
 
     Args:
-        together: whether the model can read a padded batch with each sound as it is alone.
+        together: whether the model reads each sound of a padded batch as if it were alone.
     """
     if reader.masked and together:
         return reader(list(sounds))
@@ -348,7 +348,7 @@ def _inputs(reader: SoundInputs, sounds: Sequence[Samples], *, together: bool) -
 
 
 def _hearing(model: nn.Module) -> SoundEncoder:
-    """ValueError for a model of another kind."""
+    """The model, if it is a `SoundEncoder`; otherwise ValueError."""
     if not isinstance(model, SoundEncoder):
         raise ValueError(f"expected a model of sounds, such as wav2vec 2.0, got {type(model).__name__}")
     return model

@@ -103,14 +103,15 @@ class Translate(TranslateOptions, TextTask):
         return [path] if is_table(path) else aligned_files(path, (self.source, self.target))
 
     def without_empty(self, pairs: list[Pair]) -> list[Pair]:
-        """The pairs that have a word on both sides. ValueError where one has not, unless they are to be left out."""
+        """The pairs with a word on both sides. ValueError if a side is empty, unless such pairs are to be left out."""
         left = [pair for pair in self._with_words(pairs) if _has_words(pair)]
         empty = [pair.place for pair in pairs if not _has_words(pair)]
         warn_left_out(empty, len(pairs), "pairs have an empty side and are")
         return left
 
     def _with_words(self, pairs: list[Pair]) -> list[Pair]:
-        """All pairs. ValueError where one has an empty side, unless such are to be left out, or where all have."""
+        """All pairs. ValueError if a side is empty, unless such pairs are to be left out, or if every pair has an empty
+        side."""
         empty = [pair for pair in pairs if not _has_words(pair)]
         if empty and not self.skip_empty:
             side = self.target if empty[0].source.strip() else self.source

@@ -62,7 +62,7 @@ def run(call: CheckedCall) -> Pair:
 
 
 def attend(problem: TileProblem, query: Tensor, key: Tensor, value: Tensor, parameter: Tensor | None) -> Pair:
-    """out and lse in the accumulator's dtype, without the sink; differentiable as far as anyone asks."""
+    """out and lse in the accumulator's dtype, without the sink. They can be differentiated any number of times."""
     if traced():
         raise ValueError(
             "torch.jit.trace cannot record this call: it takes chunked, whose derivatives are its own. "

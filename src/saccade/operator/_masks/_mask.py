@@ -121,25 +121,26 @@ class Mask(ABC):
 
     @classmethod
     def _from_fields(cls, **fields: Any) -> Mask:
-        """Another one from the values of its fields."""
+        """A mask of the same class, from the values of its fields."""
         return cls(**fields)
 
     def write(self, program: Program, scope: ProgramScope) -> None:
-        """Its part of the program for the native kernels; a class that has none is worked out pair by pair."""
+        """Write the mask's part of the program for the native kernels. A class without a `write` is worked out in
+        tiles."""
         raise NotImplementedError
 
     def _children(self) -> tuple[Mask, ...]:
-        """The masks it is made of."""
+        """The masks that this one is made of."""
         return ()
 
     def _own_batch_and_heads(self) -> tuple[int, int]:
         return 1, 1
 
     def fits(self, problem: MaskProblem) -> None:  # noqa: B027
-        """ValueError if the mask's own data does not fit; parts, batch and heads are looked after elsewhere."""
+        """ValueError if the mask's own data does not fit; parts, batch and heads are checked elsewhere."""
 
     def tables(self) -> tuple[Any, ...]:
-        """The tables (things with `.device` and `.on`) it holds."""
+        """The mask's own tables (objects with `.device` and `.on`), without those of its parts."""
         return ()
 
     def moved(self, device: torch.device | str) -> Mask:
@@ -166,7 +167,7 @@ class Mask(ABC):
 
     @property
     def by_key(self) -> bool:
-        """Whether the row does not matter."""
+        """Whether all rows see the same keys."""
         return False
 
     def _throughout(self, trait: str) -> bool:
@@ -360,7 +361,7 @@ class Mask(ABC):
             raise ValueError(f"a slice of {fixed} queries and keys cannot stand in a problem of {(Lq, Lk)}: {self!r}")
 
     def _required_lengths(self) -> Lengths | None:
-        """(Lq, Lk) of the only problem it may be evaluated on, if it is a slice."""
+        """(Lq, Lk) of the only problem that a slice may be evaluated on; None for other masks."""
         return None
 
     def _check_fit(self, problem: MaskProblem) -> None:
@@ -380,7 +381,7 @@ class Mask(ABC):
             part._check_device(device)
 
     def _device(self) -> torch.device | None:
-        """The device its tensors are on, None where it has none."""
+        """The device of the mask's tensors; None if it has none."""
         own: list[torch.device | None] = [table.device for table in self.tables()]
         held = [device for device in (*own, *(part._device() for part in self._children())) if device is not None]
         return held[0] if held else None
@@ -391,7 +392,7 @@ class Mask(ABC):
         return next((origin for origin in origins if origin != (0, 0)), (0, 0))
 
     def _batch_and_heads(self) -> tuple[int, int]:
-        """(B or 1, H or 1): whether it differs by batch item and by head."""
+        """(B or 1, H or 1): whether the mask differs by batch item and by head."""
         batch, heads = self._own_batch_and_heads()
         for part in self._children():
             b, h = part._batch_and_heads()

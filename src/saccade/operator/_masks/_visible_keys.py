@@ -99,7 +99,7 @@ class _RealRows(Mask):
 
 
 def _repeats(mask: Mask, by_key: list[Mask]) -> bool:
-    """Whether the rows kept are those of the keys kept: then a key that is kept has a row that is."""
+    """Whether the mask keeps the same tokens as rows and as keys: then each kept key has a kept row."""
     return isinstance(mask, _RealRows) and any(
         isinstance(part, Padding) and part.keys == mask.queries for part in by_key
     )

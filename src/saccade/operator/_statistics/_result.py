@@ -161,7 +161,7 @@ class Statistics:
         return Statistics(**{f.name: _mapped(getattr(self, f.name), lambda x: x.to(device)) for f in fields(self)})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Each number on its own: a tensor that is a part of memory that others share would bring all of it along."""
+        """Copies of all tensors: pickling a view would store the whole memory that it shares."""
         return {f.name: _mapped(getattr(self, f.name), _alone) for f in fields(self)}
 
     def summary(self) -> dict[str, Any]:

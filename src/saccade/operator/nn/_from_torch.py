@@ -24,7 +24,7 @@ StackKind = TypeVar("StackKind", bound=Stack)
 
 
 class SubmodulePlace(NamedTuple):
-    """A module inside another, and where it stands there."""
+    """A module inside another, and its path there."""
 
     path: str
     module: Any
@@ -101,7 +101,7 @@ def from_torch(module: nn.Module) -> nn.Module:
 
 
 def pairs(theirs: Any, ours: Any, there: str = "", here: str = "") -> Iterator[Pair]:
-    """A module of theirs with its counterpart in ours, and all their parts so, from the outside in."""
+    """A module of PyTorch with its counterpart in Saccade, then each pair of their parts, outer parts first."""
     yield SubmodulePlace(there, theirs), SubmodulePlace(here, ours)
     for one, other in _counterparts(theirs):
         yield from pairs(theirs.get_submodule(one), ours.get_submodule(other), join(there, one), join(here, other))
@@ -116,7 +116,7 @@ def _counterparts(theirs: Any) -> Iterator[tuple[str, str]]:
 
 
 def take_over(parts: Iterable[Pair]) -> None:
-    """Copy to the second of each pair what the first holds: mode, weights, and which of them are trained."""
+    """Copy mode and weights, and which weights are trained, from the first module of each pair to the second."""
     for source, target in parts:
         target.module.train(source.module.training)
         if isinstance(source.module, WITH_WEIGHTS):
@@ -221,7 +221,7 @@ def _common_value(path: str, what: str, values: list[Any]) -> Any:
 
 
 def _activation(function: Any, path: str) -> str:
-    """The name of PyTorch's function or module; ValueError for one that ours lacks."""
+    """The name of PyTorch's function or module; ValueError for an activation that Saccade lacks."""
     kind = type(function)
     if function is F.relu or function is torch.relu or kind is nn.ReLU:
         return "relu"

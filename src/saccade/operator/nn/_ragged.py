@@ -22,7 +22,7 @@ from .config import AttentionConfig
 def through_nested(
     forward: Callable[..., Tensor], x: Tensor, mask: Mask | Tensor | None, attention: AttentionConfig, **rest: Any
 ) -> Tensor:
-    """`forward` of a nested `x` (B, j, E), as that attention can read it."""
+    """`forward` of a nested `x` (B, j, E): packed for softmax attention, padded for a mechanism."""
     through = through_packed if attention.mechanism is None else through_padded
     return through(forward, x, mask, **rest)
 

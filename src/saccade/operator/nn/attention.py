@@ -71,7 +71,7 @@ def weights_of(observed: Observation, rows: Chosen = None) -> Tensor:
 
 
 def check_weights(config: AttentionConfig, x: object) -> None:
-    """ValueError where there are no weights, or none in one tensor."""
+    """ValueError if the attention has no weights, or if they do not fit into one tensor."""
     if config.mechanism is not None:
         raise ValueError(f"return_weights: not with the mechanism {config.mechanism.name!r}, which has no such weights")
     if isinstance(x, Tensor) and x.is_nested:
@@ -502,7 +502,7 @@ def check_tokens(name: str, x: object, width: int, weight: Tensor | None = None)
 
 
 def refuse_across(**given: object) -> None:
-    """ValueError for what has no meaning between two sequences."""
+    """ValueError for arguments that describe one sequence, since cross-attention has two."""
     for name, value in given.items():
         if value is not None:
             problem = "describes one sequence, and cross-attention has two"

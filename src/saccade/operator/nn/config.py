@@ -123,7 +123,7 @@ class AttentionConfig:
             raise TypeError(f"window: expected saccade.Window or None, got {type(self.window).__name__}")
 
     def _check_mechanism(self) -> None:
-        """Nothing may be asked of a mechanism that it would leave out in silence."""
+        """ValueError for options that the mechanism would silently ignore."""
         if self.mechanism is None:
             return
         if not isinstance(self.mechanism, MechanismConfig):
@@ -341,12 +341,12 @@ class BlockConfig:
 
 
 def reason(able: bool | str) -> str:
-    """Why a mechanism cannot, as the end of a sentence."""
+    """Why a mechanism lacks an ability, as the end of a sentence."""
     return f"since {able}" if isinstance(able, str) else "which cannot do that"
 
 
 def check_cross(config: AttentionConfig, argument: str = "context") -> None:
-    """ValueError where the mechanism cannot read another sequence than the one that asks."""
+    """ValueError if the mechanism does not support cross-attention."""
     mechanism = config.mechanism
     if mechanism is not None and mechanism.traits.cross is not True:
         raise ValueError(
@@ -356,7 +356,7 @@ def check_cross(config: AttentionConfig, argument: str = "context") -> None:
 
 
 def check_causal(config: AttentionConfig) -> None:
-    """ValueError where the mechanism would let tokens see later ones."""
+    """ValueError if the mechanism cannot be causal."""
     mechanism = config.mechanism
     if mechanism is not None and mechanism.traits.causal is not True:
         raise ValueError(f"mechanism: {mechanism.name!r} cannot be causal, {reason(mechanism.traits.causal)}")

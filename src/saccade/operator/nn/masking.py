@@ -79,7 +79,7 @@ def first_position(padding: Padding) -> Offset:
 
 
 def real_context(mask: Mask | None, context: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Context and values with 0 where the mask's padding says that nothing real stands."""
+    """Context and values with 0 at the tokens that the mask marks as padding."""
     same = values is None or values is context
     for factor in [] if mask is None else _factors(mask):
         if isinstance(factor, Padding):

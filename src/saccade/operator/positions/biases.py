@@ -59,7 +59,7 @@ class AlibiBias(nn.Module):
             self.register_buffer("slopes", torch.tensor(self.beginnings), persistent=False)
 
     def reset_parameters(self) -> None:
-        """The slopes that it began with again."""
+        """Set the slopes to their initial values."""
         with torch.no_grad():
             self.slopes.copy_(torch.tensor(self.beginnings))
 
@@ -137,6 +137,6 @@ def check_flag(name: str, value: bool) -> bool:
 
 
 def check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None:
-    """TypeError or ValueError unless a `RelativeBias` can be made of them; which can be is its own business."""
+    """TypeError or ValueError unless `RelativeBias` accepts these arguments."""
     check_flag("bidirectional", bidirectional)
     RelativeBias(torch.zeros(whole(buckets, "buckets", least=0), 1), bidirectional, max_distance)

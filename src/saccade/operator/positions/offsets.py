@@ -73,7 +73,7 @@ def eager(tensor: Tensor) -> bool:
 
 
 def extremes(positions: Tensor) -> tuple[int, int] | None:
-    """The least and the largest position; None where there is none, or where nobody can look without waiting."""
+    """The least and the largest position; None if there is none, or if the values cannot be read without waiting."""
     if positions.device.type != "cpu" or positions.numel() == 0 or not eager(positions):
         return None
     least, largest = torch.aminmax(positions)

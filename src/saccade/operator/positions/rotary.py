@@ -143,7 +143,7 @@ class StoredRotary(Rotary):
 
 
 def check_rotary(base: float, layout: str, turned: int | None, scaling: Scaling | None) -> None:
-    """Errors of everything about rotary positions that does not need the width."""
+    """Check the arguments of rotary positions, except for what depends on the width."""
     if check_number("base", base) <= 1.0:
         raise ValueError(f"base: must be greater than 1, got {base}")
     if layout not in LAYOUTS:

@@ -20,7 +20,7 @@ LONGEST = 1 << 20  # positions in a table; beyond, angles are computed for the p
 
 
 class _Latest(NamedTuple):
-    """The last answer of eager calls, and to what."""
+    """The waves of the last eager call, and the arguments of that call."""
 
     offset: Offset
     state: Any  # of an offset that is a tensor: what is written into it changes that

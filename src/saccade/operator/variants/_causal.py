@@ -209,7 +209,7 @@ def poison_of(tensor: Tensor) -> Tensor:
 
 
 def unpoisoned(tensor: Tensor, poison: Tensor) -> Tensor:
-    """The tensor with 0 in rows of poison: in a chunk's product 0 * NaN would reach rows that do not see it."""
+    """The tensor with 0 in rows of poison: in a chunk's product 0 * NaN would spread to rows that do not see them."""
     return tensor.masked_fill(poison.isnan()[..., None], 0.0)
 
 
@@ -224,7 +224,7 @@ def within(most: float, *tensors: Tensor) -> bool:
 
 
 def _ends(tensor: Tensor) -> tuple[float, ...]:
-    """The least and the greatest number; NaN where there is one; nothing of nothing."""
+    """The least and the greatest number; NaN if the tensor has one; () for an empty tensor."""
     return tuple(map(float, tensor.detach().aminmax())) if tensor.numel() else ()
 
 

@@ -36,8 +36,8 @@ def factors(buckets: int) -> tuple[int, ...]:
 
 
 def directions(seed: int, factor: int, columns: int, rounds: int, heads: int, width: int) -> Tensor:
-    """Normal directions (H, D, R, c). The first columns are the same however many there are: a short item of a batch
-    has those it has alone."""
+    """Normal directions (H, D, R, c). The first columns do not depend on c: a short item of a batch has the same
+    directions as alone."""
     drawn = np.random.default_rng((seed, factor)).standard_normal((columns, rounds, heads, width))
     return torch.from_numpy(drawn).permute(2, 3, 1, 0)
 

@@ -188,7 +188,7 @@ class LongformerAttention(Mechanism):
         return tokens
 
     def _chosen(self, said: _CallMask, Lk: int, device: torch.device) -> Tensor | None:
-        """The global tokens, bool (1 or B, Lk); None: there is none, wherever one looks."""
+        """The global tokens, bool (1 or B, Lk); None if it is certain that there are none."""
         wanted = torch.tensor([position for position in self.config.global_tokens if position < Lk], device=device)
         if not Lk or not (wanted.numel() or said.chosen):
             return None

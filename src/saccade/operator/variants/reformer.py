@@ -178,7 +178,7 @@ def _chunked(query: Tensor, key: Tensor, value: Tensor, tokens: _TokenFacts) -> 
 
 
 def _one_by_one(query: Tensor, key: Tensor, value: Tensor, tokens: _TokenFacts) -> Tensor:
-    """A few new queries after many tokens, causally: each asks every token whether it stands within reach."""
+    """A few new queries after many tokens, causally: each is compared with the buckets of every token."""
     count, length = query.shape[2], key.shape[2]
     codes = _lsh.in_order(*_flat(tokens, 0), tokens.chunk, inside=True).codes
     row = torch.arange(length - count, length, device=key.device)

@@ -209,14 +209,14 @@ class _Sigmoid(torch.autograd.Function):
 
 
 def _pull_by_tiles(problem: TileProblem, pulls_bias: bool, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Gradients of query, key, value and parameter; the inputs are these, offset and d_out."""
+    """Gradients of query, key, value and parameter. `inputs`: these four tensors, offset and d_out."""
     problem = replace(problem, pulls_bias=pulls_bias).guard_if(inputs[-1])
     grads: tuple[Tensor | None, ...] = _SigmoidBackward.apply(problem, *inputs)
     return grads if pulls_bias else (*grads, None)
 
 
 class _SigmoidBackward(torch.autograd.Function):
-    """(query, key, value, parameter, offset, d_out) -> (dq, dk, dv[, dparameter]), which cannot be derived."""
+    """(query, key, value, parameter, offset, d_out) -> (dq, dk, dv[, dparameter]), without a second derivative."""
 
     @staticmethod
     def forward(problem: TileProblem, *inputs: Tensor | None) -> tuple[Tensor, ...]:

@@ -196,7 +196,7 @@ class _AntecedentTallies:
         self.model.run(torch.tensor([piece.aligned.ids]), visit)
 
     def _case(self, piece: _DocumentPart, mention: Mention, antecedents: list[Mention]) -> _AntecedentCase | None:
-        """None where the anaphor and its antecedents share tokens."""
+        """The case of an anaphor, whose baselines are counted; None if no antecedent has tokens of its own."""
         unit_of = piece.aligned.unit_of
         asks = unit_of[mention.head]
         own = {unit_of[word] for word in range(mention.first, mention.last + 1)}

@@ -38,8 +38,8 @@ _SHORTEST = 3  # letters of a stem
 
 
 class Found(NamedTuple):
-    """A page or a section: its title, its page's title, where it stands on the site (`look.html#roles`), and whether
-    it answers all words of the question."""
+    """A page or a section: its title, its page's title, its address on the site (`look.html#roles`), and whether it
+    answers all words of the question."""
 
     title: str
     page: str
@@ -116,7 +116,7 @@ def _is_of(words: str, section: _Section) -> bool:
 
 
 def _concepts(words: str, there: Counter[str], sections: int) -> Iterator[_Concept]:
-    """The words of a question, those with one meaning together; words that no page has as the nearest that one has."""
+    """The words of a question, synonyms grouped. A word that no page has is replaced by the nearest word of a page."""
     stems = list(_stems(words))
     while stems:
         size = next(n for n in range(len(stems), 0, -1) if n == 1 or tuple(stems[:n]) in _ways())
@@ -137,7 +137,7 @@ def _points(section: _Section, concepts: Sequence[_Concept]) -> tuple[float, Fou
 
 
 def _points_of_way(section: _Section, way: Sequence[str]) -> float:
-    """0 where a word of it is missing."""
+    """Points of a section for one way to say a concept; 0 if the section lacks a word of it."""
     found = [_points_of_stem(section, stem) for stem in way]
     if not all(found):
         return 0.0

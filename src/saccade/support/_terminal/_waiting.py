@@ -25,7 +25,7 @@ class WaitingLine:
             self._ended.set()
 
     def end(self) -> None:
-        """Remove the line, for good. Whoever writes to the terminal calls this first."""
+        """Remove the line for good. To be called before anything is written to the terminal."""
         if not self._ended.is_set():
             with self._writing:
                 self._ended.set()

@@ -45,7 +45,7 @@ class _HeadVisibility:
 
     @property
     def lower(self) -> Tensor:
-        """(L, L) with a diagonal that is not known as seen."""
+        """(L, L), the lower triangle; an unknown diagonal counts as seen."""
         known = self.sees if self.own else self.sees | torch.eye(self.length, dtype=torch.bool)
         return known.tril()
 
@@ -122,7 +122,7 @@ def _seen_inside(subject: Subject, length: int) -> list[_HeadVisibility]:
 
 
 def _seen_outside(subject: Subject, length: int) -> list[_HeadVisibility]:
-    """Visibility by perturbed inputs. Where one input gives queries, keys and values, the diagonal is unknown."""
+    """Visibility by changed inputs. If one input gives queries, keys and values, the diagonal is unknown."""
     if length > _BY_OUTPUTS and subject.form != "attention":
         return []
     sizes = influence.dependence(subject, length, _BATCH).cpu() > 0
@@ -283,7 +283,7 @@ def _window_error(
 
 
 def _mentions_window(subject: Subject) -> bool:
-    """Whether the source says that not all is to be seen, or cannot be read."""
+    """Whether the source has a word for limited visibility, or cannot be read."""
     named = type(subject.target) if subject.module is not None else subject.target
     try:
         module = inspect.getmodule(named)
@@ -397,7 +397,7 @@ def _named_window(subject: Subject) -> tuple[str, int | None]:
 
 
 def _where(visibility: _HeadVisibility, among: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility]) -> str:
-    """The length, and the heads where they are not all, in brackets."""
+    """In brackets: the length, and the heads unless all are meant."""
     heads = sorted({view.head for view in among if view.head is not None})
     every = {view.head for view in views if view.head is not None}
     if not heads or len(heads) == len(every):

@@ -168,7 +168,7 @@ def _hides_later(whole: Sequence[Tensor]) -> bool:
 
 
 def _hides_nothing(subject: Subject, length: int) -> bool:
-    """Whether nothing inside hides a key, though large logits leave some with next to no weight."""
+    """Whether no attention inside hides a key. A weight near 0 because of large logits does not count as hidden."""
     inside = self_attentions(subject, one_sequence(subject, _BATCH, length))
     return bool(inside) and all(bool(attention.attends.all()) for attention in inside)
 
@@ -346,7 +346,7 @@ def _zeroed_after(inside: Sequence[VisibleAttention]) -> _LeakCause | None:
 
 
 def _around_attention(subject: Subject, steps: Sequence[TraceStep], length: int) -> _LeakCause:
-    """The attention itself is causal, and outputs are not."""
+    """The cause of a leak if the attention itself is causal: something around it joins positions."""
     words = "The weights of later inputs are exactly 0: the leak is not in the attention, but "
     if any(finding.severity == "error" for finding in mixing.CHECK.run(subject.fresh())):
         return _LeakCause(
@@ -381,7 +381,7 @@ def _pattern(
 
 
 def _some_heads(visible: Tensor, inside: Sequence[VisibleAttention]) -> Iterator[str]:
-    """The heads that leak, where others do not; a module's heads are merged in its output, and seen inside."""
+    """The heads that leak, if others do not. The output of a module merges its heads, so they are read inside."""
     leaky = [(0, visible.any(-1).any(-1).any(0))] if visible.shape[1] > 1 else []
     if not leaky:
         leaky = [

@@ -206,7 +206,7 @@ def _ratio(product: WeightedValues) -> Tensor | None:
 
 
 def _finding_of(factors: Tensor, draw: RandomDraw, declared: bool) -> Finding | None:
-    """factors (draws, ..., Lq, Lk)"""
+    """The finding about factors of dropout (draws, ..., Lq, Lk); None without a fault."""
     there = ~factors.isnan()
     dropped = there & (factors.abs() < 1e-9)
     kept = factors[there & ~dropped]
@@ -264,7 +264,7 @@ def _dropped_together(dropped: Tensor, there: Tensor) -> str | None:
     """Which weights are only dropped together, in words. dropped (draws, ..., Lq, Lk)"""
 
     def together(axis: int) -> bool:
-        """Whether along an axis all that is there is dropped or nothing is."""
+        """Whether, along an axis, either all entries are dropped or none."""
         some = dropped.any(axis)
         none = (there & ~dropped).any(axis)
         return dropped.shape[axis] > 1 and bool((there.sum(axis) > 1).any()) and not bool((some & none).any())

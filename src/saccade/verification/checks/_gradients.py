@@ -87,7 +87,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _test_point(subject: Subject) -> _DerivativePoint:
-    """In float64 where the target can."""
+    """The point at which gradients are tested, in float64 if the target supports it."""
     quiet = with_rates(subject, rates_of(subject), 0.0)
     try:
         exact = quiet.to(torch.float64)
@@ -113,7 +113,7 @@ def _tensors(subject: Subject, inputs: NamedInputs) -> dict[str, Tensor]:
 
 
 def _missing(point: _DerivativePoint, out: Tensor) -> Iterator[Finding]:
-    """The output has no gradient at all."""
+    """The finding that the output has no gradient at all."""
     if not point.tensors:
         raise Inapplicable("it has neither parameters nor inputs with gradients")
     out = point.out()

@@ -67,8 +67,8 @@ def _of_logits(subject: Subject) -> Iterator[Finding]:
 
 
 def _no_logits(subject: Subject, evidence: dict[str, Any], where: Location | None) -> Finding:
-    """Zero-initialised queries are chosen by some (muP, arXiv 2203.03466), and leave 0 at the first step; where both
-    sides are 0 neither ever does."""
+    """Initial logits that are all 0. Queries alone may start at 0 (muP, arXiv 2203.03466) and change in the first step;
+    if keys start at 0, too, neither ever changes."""
     learns = _leaves_zero(subject)
     return _finding(
         "warning" if learns else "error",
@@ -86,7 +86,7 @@ def _no_logits(subject: Subject, evidence: dict[str, Any], where: Location | Non
 
 
 def _leaves_zero(subject: Subject) -> bool:
-    """Whether logits that are all 0 are so no more after one step against the gradient."""
+    """Whether a step against the gradient makes logits other than 0."""
     moved = subject.fresh()
     inputs = moved.inputs(2, 7)
     parameters = (

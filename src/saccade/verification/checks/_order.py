@@ -125,7 +125,7 @@ def _off_diagonals(products: Tensor) -> float:
 
 
 def _spread(numbers: Tensor, beside: Tensor | None = None) -> float:
-    """How far the last axis is from one number, of the largest number."""
+    """The largest range of numbers along the last axis, relative to the largest number (of `beside`, if given)."""
     apart = (numbers.amax(-1) - numbers.amin(-1)).max()
     return float(apart / (numbers if beside is None else beside).abs().max().clamp_min(1e-30))
 
@@ -184,7 +184,8 @@ def _late_positions(subject: Subject) -> Iterator[Finding]:
 
 
 def _findings_of(subject: Subject, ratio: float) -> Iterator[Finding]:
-    """`ratio`: how far outputs of a permuted input are from permuted outputs, over what rounding allows."""
+    """Findings about order. `ratio`: how far outputs of a permuted input are from permuted outputs, over what rounding
+    allows."""
     knows, promised = ratio > 1, subject.promise.positions
     if promised is None and not knows and (table := _table(subject)) is not None:
         yield _error(

@@ -149,7 +149,7 @@ def _first_error(subject: Subject, inputs: NamedInputs) -> tuple[TargetError | N
 
 
 def _dtypes(subject: Subject) -> Iterator[Finding]:
-    """Cast as a whole, it computes as a whole."""
+    """Cast to another dtype, the target must compute in that dtype."""
     usual, _ = _first_error(subject, subject.inputs(2, 7))
     if usual is not None:
         return
@@ -181,7 +181,7 @@ def _dtypes(subject: Subject) -> Iterator[Finding]:
 
 
 def _device(subject: Subject) -> Iterator[Finding]:
-    """Moved as a whole, it computes where its input is."""
+    """Moved to another device, the target must compute there."""
     inputs = subject.inputs(2, 7).map(lambda tensor: tensor.to("meta"))
     moved = subject.to(device="meta")
     error, _ = _first_error(moved, inputs)
@@ -235,7 +235,7 @@ class _SavingLoss:
 
 
 def _saving_loss(subject: Subject) -> _SavingLoss | None:
-    """None where the loaded module gives what the saved one gives, or where that cannot be asked."""
+    """The loss by saving and loading; None if the loaded module gives the same outputs, or if this cannot be tested."""
     saved = subject.fresh()
     if (
         saved.module is None
@@ -257,7 +257,7 @@ def _saving_loss(subject: Subject) -> _SavingLoss | None:
 
 
 def _other_instance(subject: Subject) -> Subject:
-    """Made anew with other random numbers where its class is known, else a copy whose state is another."""
+    """Another instance, made with other random numbers if that is possible, otherwise a copy with another state."""
     made = subject.remade()
     if made is not None:
         return made

@@ -181,8 +181,8 @@ def _rounds_inside(subject: Subject) -> Iterator[Finding]:
 
 
 def jumps_of(subject: Subject) -> tuple[dict[str, Any], Location | None] | None:
-    """Whether float64 outputs move in jumps, with the numbers and the line. Many keys: there is a jump for each weight
-    that passes a number of half precision, and few do."""
+    """The numbers and the line if float64 outputs move in jumps; otherwise None. Many keys are needed: each weight
+    jumps where it passes a number of half precision, and few do."""
     if subject.form == "tokens":
         return None
     try:

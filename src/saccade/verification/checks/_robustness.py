@@ -237,7 +237,7 @@ def _too_long(subject: Subject, fits: int, fails: int, error: TargetError) -> Fi
 
 
 def _past_limit(subject: Subject, longest: int) -> Iterator[Finding]:
-    """Past the longest input there is an error that says so, and no output."""
+    """An input longer than the limit must raise an error."""
     try:
         out = steady(subject, subject.inputs(2, longest + 1)).out
     except TargetError as error:
@@ -300,7 +300,7 @@ def _strides(subject: Subject) -> Iterator[Finding]:
 
 
 def _modes(subject: Subject) -> Iterator[Finding]:
-    """Train mode without dropout is eval mode."""
+    """Train mode without dropout must compute the same as eval mode."""
     if subject.module is None or _learns_from_batches(subject.module):
         return
     quiet = exact(with_rates(subject, rates_of(subject), 0.0))

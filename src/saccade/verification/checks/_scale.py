@@ -87,7 +87,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _indifference(still: ScaleIndifference) -> Finding:
-    """Weights that queries or keys do not make."""
+    """The finding about weights that do not depend on queries or keys."""
     names = {
         "query": "do not depend on the queries",
         "key": "do not depend on the keys",
@@ -147,7 +147,8 @@ def _factors(subject: Subject, traced: TracedAttention) -> _ScaleFactors:
 
 
 def _visible(logits: Tensor) -> Tensor:
-    """(1 or B, H, Lq, Lk) scores that are of a product in every item: a mask's are the same in all, or very low."""
+    """(1 or B, H, Lq, Lk) bool: finite scores that differ between items. Scores that a mask sets are the same in all
+    items, or very low."""
     visible = logits.isfinite() & (logits > _HIDDEN)
     if len(logits) > 1:
         visible = visible.all(0, keepdim=True) & (logits != logits[:1]).any(0, keepdim=True)
@@ -170,7 +171,7 @@ def _without_rows(scores: Tensor, visible: Tensor) -> Tensor:
 
 
 def _slopes(product: Tensor, logits: Tensor, axes: tuple[int, ...]) -> tuple[list[float], list[float]]:
-    """The factor that explains most of the logits, and the share of their variance that it leaves."""
+    """The factor that explains most of the logits, and the share of their variance that it does not explain."""
     own, both, all_of_it = (
         (scores * other).sum(axes).flatten()
         for scores, other in ((product, product), (product, logits), (logits, logits))

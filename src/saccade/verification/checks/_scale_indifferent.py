@@ -221,7 +221,7 @@ def _meeting_line(subject: Subject, inputs: NamedInputs) -> Location | None:
 
 
 def _losing_line(subject: Subject, inputs: NamedInputs, other: NamedInputs | None = None) -> Location | None:
-    """The first line that takes what differs between these inputs and gives the same."""
+    """The first line whose arguments differ between these inputs, while its result does not."""
     other = other or _redrawn(inputs, list(inputs.tensors))
     assert other is not None
     try:

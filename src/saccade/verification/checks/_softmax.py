@@ -87,7 +87,7 @@ def _under_a_mask(subject: Subject, inputs: NamedInputs) -> Finding | None:
 
 
 def _is_repeatable(subject: Subject, inputs: NamedInputs, calls: tuple[TracedAttention, ...]) -> bool:
-    """Whether a second call has the same weights: else it is dropout that changes them, in eval mode."""
+    """Whether a second call has the same weights. If not, dropout in eval mode changes them."""
     again = measured(subject, inputs)
     pairs = zip(calls, again, strict=True)
     return all(
@@ -258,7 +258,7 @@ def _overflow(subject: Subject, inputs: NamedInputs, common: tuple[TracedAttenti
 
 
 def _largest_logit(traced: TracedAttention) -> float:
-    """The largest logit of queries and keys, from the product where nobody saw the logits."""
+    """The largest logit of queries and keys; computed from their product if the logits were not traced."""
     if traced.logits is not None and traced.source != "probed":
         finite = traced.logits[traced.logits.isfinite()]
         return finite.max().item() if len(finite) else math.inf

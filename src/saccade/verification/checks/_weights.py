@@ -75,7 +75,7 @@ def _call(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> CallResult:
 
 
 def _masks(subject: Subject, inputs: NamedInputs) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """A causal mask and padding, where they can be said, and which pairs they hide, (B or 1, 1, Lq or 1, Lk)."""
+    """A causal mask and padding, if the target takes them, and the pairs that each hides, (B or 1, 1, Lq or 1, Lk)."""
     shape = inputs.length, inputs.key_length
     if subject.takes("Q"):
         pairs = torch.ones(shape, dtype=torch.bool).tril()
@@ -214,8 +214,8 @@ def _order(returned: Tensor, weights: Tensor) -> list[int] | None:
 
 
 def _in_another_order(returned: Tensor, weights: Tensor) -> bool:
-    """Whether the target has its keys in an order of its own: then they are the same ones, and it is for others to say
-    whether they are the right keys."""
+    """Whether the returned weights are the same in another order of keys. Other checks test whether these are the right
+    keys."""
     if returned.shape != weights.shape:
         return False
     order = torch.empty(weights.shape[-1], dtype=torch.long)
@@ -224,7 +224,7 @@ def _in_another_order(returned: Tensor, weights: Tensor) -> bool:
 
 
 def _alike(tensor: Tensor | None, other: Tensor | None) -> bool:
-    """NaN is like NaN."""
+    """Whether both tensors are close, or both None; NaN equals NaN."""
     return tensor is other or (
         tensor is not None and other is not None and torch.allclose(tensor, other, equal_nan=True)
     )

@@ -26,7 +26,7 @@ class Results:
 
     @property
     def untested(self) -> str:
-        """Why the absence of errors would say too little, in words; "" where it does not."""
+        """Why a report without errors says too little, in words; "" if it says enough."""
         broken_off = sum("broke off" in outcome.reason for outcome in self.outcomes)
         if broken_off:
             return f"{broken_off} check{'s' if broken_off > 1 else ''} broke off"

@@ -165,7 +165,7 @@ def _how_called(report: Results, width: int) -> Iterator[Line]:
 
 
 def _table(report: Results, width: int) -> Iterator[Line]:
-    """A row for each check; what does not apply says why, the others what was promised."""
+    """A row for each check: what was promised, or why the check does not apply."""
     wide = max(len(row.name) for row in report.outcomes)
     for outcome in report.outcomes:
         word, style = _result(outcome, report.findings)

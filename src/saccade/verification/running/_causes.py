@@ -165,7 +165,8 @@ def _as_note(finding: Finding, causes: tuple[str, ...]) -> Finding:
 
 
 def _outcome(outcome: Outcome, findings: Sequence[Finding], before: Sequence[Finding]) -> Outcome:
-    """A check whose error was reported elsewhere, or follows from another, was not failed by itself."""
+    """The outcome of a check. It does not count as failed if its error was reported elsewhere, or follows from
+    another."""
     if outcome.status != "failed" or any(finding.check == outcome.name and _is_error(finding) for finding in findings):
         return outcome
     if any(finding.check == outcome.name for finding in findings):

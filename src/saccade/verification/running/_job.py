@@ -52,7 +52,7 @@ class CallDescription:
 
 @dataclass(frozen=True)
 class FoundReading:
-    """Which way it looks, found by trying."""
+    """Message: the direction in which the target reads, as measured."""
 
     causal: bool | None  # None: neither the one nor the other
     mixes: bool  # whether any output depends on another position's input
@@ -60,7 +60,7 @@ class FoundReading:
 
 @dataclass(frozen=True)
 class CheckDone:
-    """How one check went."""
+    """Message: the outcome and findings of one check."""
 
     outcome: Outcome
     findings: tuple[Finding, ...]
@@ -68,7 +68,7 @@ class CheckDone:
 
 @dataclass(frozen=True)
 class TargetUnusable:
-    """The target cannot even be made or called: nothing more comes."""
+    """Message: the target cannot be made or called, so no further messages follow."""
 
     error: str
     location: Location | None
@@ -91,7 +91,7 @@ Message = StageBegun | CallDescription | FoundReading | CheckDone | TargetUnusab
 
 
 def work(job: Job) -> Iterator[Message]:
-    """Do the job. Warnings of the target's are not shown: the report is what there is to read."""
+    """Do the job. Warnings of the target are not shown: the report takes their place."""
     from ..subject.discovery._discover import discover
 
     with warnings.catch_warnings():

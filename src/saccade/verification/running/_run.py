@@ -21,8 +21,8 @@ from ..subject._variants import CallVariant
 def run_check(
     check: Check, subject: Subject, others: Sequence[CallVariant] = ()
 ) -> tuple[Outcome, tuple[Finding, ...]]:
-    """One check on a copy of its own, then on `others`, other calls. Whatever it raises ends in a finding; only Ctrl-C
-    goes on."""
+    """Run one check on a copy of its own, then on `others`, other calls. Every exception becomes a finding, except
+    Ctrl-C."""
     start = time.perf_counter()
     found, reason, measured = _run(check, subject)
     found += _of_others(check, found, others)
@@ -90,8 +90,8 @@ _ONCE = ("mask-meaning", "padding", "cache", "model", "compile", "weights")
 
 
 def _of_others(check: Check, findings: Sequence[Finding], others: Sequence[CallVariant]) -> list[Finding]:
-    """Errors of the first other call that has some, where the plain call has none. Of a flag whose purpose is not
-    known they are warnings: it may switch off on purpose what a check asks for."""
+    """Errors of the first other call that has errors, if the plain call has none. For a flag of unknown purpose they
+    become warnings: it may switch off on purpose what a check requires."""
     if any(finding.severity == "error" for finding in findings):
         return []
     for other in others:
@@ -176,7 +176,8 @@ def raised(check: Check | None, error: str, location: Location | None) -> Findin
 
 
 def _broke_off(check: Check, error: Exception) -> Finding:
-    """An error that no call of the target raised: of its code where a line of it is to blame, else of Saccade's."""
+    """The finding for an error outside of the target's calls: about the target if a line of its code raised it,
+    otherwise about Saccade."""
     words = error_in_words(error)
     location = location_of(error)
     if location is not None or any(known in words.lower() for known in MEMORY_WORDS):

@@ -52,7 +52,7 @@ def _whole(target: Any, reading: Reading, given: CallRequest) -> tuple[Tensor, T
 
 
 def _weights(returned: Any, reading: Reading) -> Tensor | None:
-    """(B, H, Lq, Lk), None where none came."""
+    """The returned weights (B, H, Lq, Lk); None if the call returned none."""
     weights = None if reading.weights is None else picked(returned, reading.weights)
     if weights is None:
         return None
@@ -175,14 +175,14 @@ def _real_lengths(attend: Tensor, inputs: NamedInputs) -> Tensor:
 
 
 def _native(tensor: Tensor, reading: Reading) -> Tensor:
-    """Our layout to the target's."""
+    """An input in the target's layout, from Saccade's."""
     if reading.form == "tokens":
         return tensor if reading.layout == "BL" else tensor.T
     return _aligned(tensor, "BHLD" if reading.form == "attention" else "BLD", reading.layout)
 
 
 def _canonical(tensor: Tensor, layout: str, form: str) -> Tensor:
-    """The target's layout to ours."""
+    """An output in Saccade's layout, from the target's."""
     if form == "tokens":
         return tensor if layout == "BL" else tensor.transpose(0, 1)
     ours = "BHLD" if form == "attention" else "BLD"

@@ -61,7 +61,8 @@ def _terms(config: Any) -> int:
 
 
 def promised(module: nn.Module, config: Any, promise: Promise) -> Promise:
-    """`promise`, with the scale of the module's family where the user says none.
+    """`promise`, with the scale of the module's family if the user gives none. A scale that differs by layer is
+    promised for one layer, not for a model of several.
 
     A scale that differs by layer is promised for one layer, not for a model of several.
     """

@@ -36,7 +36,8 @@ def check(target: Any) -> None:
 
 
 def saccade_models() -> Any | None:
-    """The part that knows Saccade's models; None while there can be none, since importing it takes seconds."""
+    """The part that recognises Saccade's models; None if `saccade.models` was never imported, as importing it takes
+    seconds."""
     return registered("verified_models") if "saccade.make.models" in sys.modules else None
 
 

@@ -41,7 +41,7 @@ _EMPTY = inspect.Parameter.empty
 
 
 def takes_tokens(target: Any) -> bool:
-    """Whether a module is a whole model, of token numbers or of images; seen by calling it."""
+    """Whether a module is a whole model of token ids or of images; tested by calling it."""
     if isinstance(target, LoadedModel | TokenModel | PatchModel) or is_transformers(target) or _is_saccade(target):
         return True
     if not isinstance(target, nn.Module) or not any(isinstance(module, nn.Embedding) for module in target.modules()):

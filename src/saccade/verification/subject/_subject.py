@@ -134,7 +134,7 @@ class Subject:
         return replace(self, target=_copied(self.module) if self.module is not None else self.target)
 
     def remade(self) -> Subject | None:
-        """Another one of its class, with other random numbers; None where how it was made is not known."""
+        """Another instance of the class, with other random numbers; None if it is unknown how the target was made."""
         if self.again is None:
             return None
         made = self.again()
@@ -158,12 +158,13 @@ class Subject:
         return replace(self, flagged=value, promise=replace(self.promise, causal=value))
 
     def with_and_without_flag(self) -> list[Subject]:
-        """Itself, and with its causal flag set, where it has one that is not given yet."""
+        """The subject; then, if it has a causal flag that is not set yet, the subject with the flag set."""
         has_flag = self.reading.causal_flag is not None and self.flagged is None
         return [self, self.with_flag(True)] if has_flag else [self]
 
     def one_sequence(self, inputs: NamedInputs) -> NamedInputs:
-        """Form "qkv": key and value are the query tensor, which makes it self-attention.
+        """Self-attention of form "qkv": the query tensor is key and value, too. Other forms are unchanged, and so are
+        keys or values of another width.
 
         Other forms as they are, and keys or values of a width of their own.
         """
@@ -249,7 +250,7 @@ def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
 
 
 def _kept(cell: CellType, memo: dict[int, Any]) -> bool:
-    """Whether a variable of a function is something that was copied."""
+    """Whether a variable of a function holds a module or tensor that was copied."""
     try:
         value = cell.cell_contents
     except ValueError:  # it is not bound
@@ -258,7 +259,7 @@ def _kept(cell: CellType, memo: dict[int, Any]) -> bool:
 
 
 def _rebound(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """The function over what was made of its variables."""
+    """The function with the copies in place of its modules and tensors."""
     cells = tuple(
         CellType(memo[id(cell.cell_contents)]) if _kept(cell, memo) else cell for cell in function.__closure__ or ()
     )

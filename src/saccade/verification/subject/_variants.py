@@ -46,7 +46,7 @@ _RETURNED = {"use_cache": True, "output_attentions": True, "output_hidden_states
 
 @dataclass(frozen=True, eq=False)
 class CallVariant:
-    """One other call."""
+    """A call of the target that differs from the plain one."""
 
     words: str  # "need_weights=False", "a `mask` that hides nothing"
     subject: Subject
@@ -59,7 +59,7 @@ class CallVariant:
 
 @dataclass(frozen=True, eq=False)
 class _Change:
-    """One thing that another call does in another way."""
+    """One difference of a call from the plain one."""
 
     words: str
     kind: str  # a call makes one change of each kind

@@ -33,5 +33,5 @@ def batch_mixing_line(subject: Subject, inputs: NamedInputs) -> Location | None:
 
 
 def _overlap(before: Tensor, outs: Sequence[Tensor]) -> bool:
-    """Whether an element differs from `before` in more than one of them."""
+    """Whether some element differs from `before` in more than one of the outputs."""
     return bool((torch.stack([out != before for out in outs]).sum(0) > 1).any())

@@ -125,7 +125,8 @@ class _FlowMode(FunctionMode):
         self.factors += [ProductInput(tensor, role, where) for tensor, role in zip(copies, roles, strict=False)]
 
     def _stepped(self, call: FunctionCall) -> int | None:
-        """Steps are those that give one tensor of numbers; of others, results count as made by what these took."""
+        """Record a call that returns one tensor of floats as a step, and return its number. For several results the
+        number is that of the latest input; for other tensors None."""
         given = frozenset(place for tensor in call.given if (place := self._source(tensor)) is not None)
         out = call.args[0] if call.result is None and call.args else call.result
         if not isinstance(out, Tensor):

@@ -76,7 +76,7 @@ class MaskCode:
 
 
 def mask_code(mask: MaskReading, steps: Sequence[TraceStep], inputs: NamedInputs) -> MaskCode:
-    """In the terms of what the target calls."""
+    """The mask in code, with the shape of scores or the fused call that the target uses."""
     shape = (inputs.length, inputs.key_length)
     scores = next((step.given for step in steps if step.name == "softmax" and step.given[-2:] == shape), ())
     is_fused = not scores and any(step.name == "scaled_dot_product_attention" for step in steps)

@@ -27,7 +27,7 @@ class ScaleHistory:
     where: Location | None = None  # the last line that did
 
     def times(self, by: float, learned: bool, where: Location | None) -> ScaleHistory:
-        """And by another number. Signs, as rotary positions have them, say nothing."""
+        """The history with one more factor. Signs, as in rotary positions, are ignored."""
         return ScaleHistory(self.by * abs(by), self.learned or learned, where)
 
 
@@ -65,7 +65,7 @@ def unknown(shape: Sequence[int], depth: int = 0) -> TensorShadow:
 
 
 def moved(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], shadow: TensorShadow) -> Any:
-    """Shadows of what a function gives that only moves the elements of its first argument, nested as its result is."""
+    """Shadows of the results of a function that only moves elements of its first argument, nested like its results."""
     if name == "pad":
         args, kwargs = (*args[:2],), {"mode": "constant", "value": UNKNOWN}
     rest = args[1:]

@@ -220,7 +220,7 @@ def _own_rows(visible: Tensor, module: Any) -> Tensor | None:
 
 
 def _crosses(module: Any) -> bool:
-    """Whether a module may be cross-attention: its queries then are another sequence than its keys."""
+    """Whether a module may be cross-attention, whose queries and keys are different sequences."""
     if getattr(module, "is_cross_attention", False) or "cross" in type(module).__name__.lower():
         return True
     return bool(getattr(module, "is_decoder", False)) and not getattr(module, "is_causal", True)
@@ -236,7 +236,8 @@ def _of_blocks(given: Any, sizes: _CallLengths) -> Mask | None:
 
 
 def _of_documents(mask: Mask | Tensor | None, query: Tensor, more: dict[str, Any]) -> Mask | Tensor | None:
-    """Several documents in one row, as flash-attention receives them; others find them by their position_ids."""
+    """Several documents in one row, as flash-attention receives them; other attention functions find the documents by
+    their position_ids."""
     of_queries, of_keys = more.get("cu_seq_lens_q"), more.get("cu_seq_lens_k")
     if of_queries is None and of_keys is None:
         return mask

@@ -120,7 +120,7 @@ def bert_block(
 def bert_head(
     settings: CheckpointSettings, request: Request, tokens: nn.Embedding, block: BlockConfig
 ) -> nn.Module | None:
-    """The head asked for."""
+    """The head of the requested class; None for the body alone."""
     width, head = block.width, request.head
     dropout = settings.share("classifier_dropout", block.dropout)
     if head == "masked-lm":

@@ -81,7 +81,8 @@ def _divided(block: BlockConfig, layer: int) -> BlockConfig:
 def decoder_head(
     settings: CheckpointSettings, request: Request, tokens: nn.Embedding, *, tied: bool
 ) -> nn.Module | None:
-    """The output head of a decoder: a classifier of the last token, or the vocabulary's own matrix.
+    """The output head of a decoder: a classifier of the last token, or a matrix of its own over the vocabulary. None
+    for the body alone, and for a head that is `tied` to the embedding.
 
     None is the body alone, or the embedding where it is `tied` to the head.
     """

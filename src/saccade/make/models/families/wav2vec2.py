@@ -67,7 +67,7 @@ def _block(settings: CheckpointSettings, request: Request) -> BlockConfig:
 
 
 def _convolutions(settings: CheckpointSettings) -> list[list[int]]:
-    """Channels, kernels and strides, as many of each."""
+    """Channels, kernels and strides of the convolutions: three lists of the same length."""
     defaults = {"conv_dim": [512] * 7, "conv_kernel": [10, 3, 3, 3, 3, 2, 2], "conv_stride": [5, 2, 2, 2, 2, 2, 2]}
     found = []
     for name, default in defaults.items():

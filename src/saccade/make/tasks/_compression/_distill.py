@@ -130,7 +130,7 @@ def distill_request(
 
 
 def _teachable(task: object) -> ExampleTask:
-    """The task. ValueError for one without logits of classes."""
+    """The task, if its model has logits of classes; otherwise ValueError."""
     if isinstance(task, ExampleTask) and task.teachable:
         return task
     name = getattr(task, "name", type(task).__name__)

@@ -329,7 +329,7 @@ def _verdict(
     metrics: Mapping[str, dict[str, float]],
     judge: _Judge,
 ) -> tuple[str, ...]:
-    """Lines that say that it was not worth it, and what would be; empty if it was."""
+    """Lines that say that pruning was not worth it, and what would be; empty if it was worth it."""
     why = loss_and_gain(task, metrics["before"], metrics["removed"], pruning.parameters)
     if not why:
         return ()
@@ -343,7 +343,7 @@ def _verdict(
 
 @contextlib.contextmanager
 def _without_note() -> Iterator[None]:
-    """No warning that transformers cannot load the folder: the result says so."""
+    """A block without the warning that transformers cannot load the folder: the result says so."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="transformers cannot load the folder")
         yield

@@ -68,7 +68,7 @@ _Read = tuple[np.ndarray, np.ndarray, tuple[str, ...], tuple[str | None, ...], _
 
 
 def _each_once(edges: np.ndarray, nodes: int, directed: bool) -> np.ndarray:
-    """(2, M) from (M, 2), sorted by where they begin."""
+    """Edges (2, M) without duplicates, from (M, 2), sorted by start node; both directions unless `directed`."""
     both = edges if directed else np.concatenate((edges, edges[:, ::-1]))
     codes = np.unique(both[:, 0] * nodes + both[:, 1])
     return np.stack((codes // nodes, codes % nodes))
@@ -129,7 +129,7 @@ def _header(path: Path) -> list[str]:
 
 
 def _numbers(columns: Sequence[Sequence[str]], names: Sequence[str], places: Sequence[str]) -> np.ndarray:
-    """(N, F). ValueError for the first cell that is no finite number."""
+    """Features (N, F). ValueError names the first cell that is not a finite number."""
     try:
         values = np.array(columns).astype(np.float32)
     except ValueError:
@@ -161,7 +161,7 @@ def _parts_of(column: Sequence[str], places: Sequence[str]) -> _Parts:
 
 
 def _edges_of(path: Path, numbers: Mapping[str, int]) -> np.ndarray:
-    """(M, 2)."""
+    """The edges (M, 2) in a folder's file, by the numbers of their nodes."""
     pairs = []
     for place, ends in read_table(path / EDGES, ENDS):
         for name, end in zip(ENDS, ends, strict=True):

@@ -37,7 +37,8 @@ class Augmentation:
                 raise ValueError(f"{name}: must be in [0, {end}), got {value}")
 
     def __call__(self, values: Tensor, random: np.random.Generator) -> Tensor:
-        """(B, C, H, W), each image changed by draws of its own; what comes in from outside repeats the border."""
+        """Images (B, C, H, W), each changed by random numbers of its own; pixels from outside the image repeat its
+        border."""
         if self == Augmentation():
             return values
         grid = F.affine_grid(self._maps(values, random), list(values.shape), align_corners=False)

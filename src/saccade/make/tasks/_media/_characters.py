@@ -44,7 +44,7 @@ class Characters:
     """The tokens of a model, and texts as their numbers.
 
     Args:
-        characters: that training texts have; others become the unknown token.
+        characters: of the training texts; all others become the unknown token.
     """
 
     def __init__(self, characters: Sequence[str]):
@@ -84,7 +84,7 @@ class Characters:
             (folder / name).write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def are_those_of(self, folder: Path) -> bool:
-        """Whether the vocab.json of a folder has the same tokens by the same numbers."""
+        """Whether the vocab.json of a folder has the same tokens with the same ids."""
         try:
             return CtcVocabulary.of_folder(folder).tokens == dict(enumerate(self.tokens))
         except FileNotFoundError:
@@ -97,7 +97,7 @@ def needed_frames(numbers: Sequence[int]) -> int:
 
 
 def padded(texts: Sequence[Sequence[int]]) -> Tensor:
-    """(B, U), `IGNORED` behind each text."""
+    """Labels (B, U): each text followed by `IGNORED`."""
     rows = [torch.tensor(numbers) for numbers in texts]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORED)
 

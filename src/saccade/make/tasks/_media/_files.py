@@ -86,10 +86,10 @@ class Media:
         return self.in_list(path) if kind == ".txt" else [alone(path)]
 
     def checked(self, pages: Iterable[Found], read: Callable[..., T], skip_broken: bool) -> list[T]:
-        """`read(path, said, place)` of each, which raises a ValueError for a broken one.
+        """`read(path, said, place)` of each file, which raises a ValueError for a broken file.
 
         Raises:
-            ValueError: a broken one, unless they are to be left out; a warning counts them then. None that is left.
+            ValueError: a file is broken, and not `skip_broken` (with it a warning counts broken files); or all are.
         """
         examples: list[T] = []
         broken: list[str] = []

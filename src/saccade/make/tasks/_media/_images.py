@@ -30,7 +30,7 @@ class ImageExample:
     """An image of a class, not decoded.
 
     Args:
-        label: None where nothing says.
+        label: None if it is unknown.
         place: for messages: `birds.csv: line 7`, or the file.
         shape: its height and width.
         grey: whether it has no colours.
@@ -110,7 +110,7 @@ def usual_size(examples: Sequence[ImageExample], longest: int, multiple: int = 1
     """(H, W) for all images: their median height and width, in proportion no longer than `longest`.
 
     Args:
-        multiple: of what both sides are; at least once.
+        multiple: both sides are multiples of it, and not 0.
     """
     height, width = np.median([example.shape for example in examples], axis=0)
     scale = min(1.0, longest / max(height, width))

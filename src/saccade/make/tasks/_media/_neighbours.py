@@ -54,7 +54,7 @@ class _Finder:
         self._index: Any = NearestNeighbors(n_neighbors=self.counts[-1], algorithm="brute").fit(self._pixels(known))
 
     def neighbours(self, examples: Sequence[ImageExample]) -> np.ndarray:
-        """The classes (N, most of `counts`) of the nearest ones, the nearest first."""
+        """The classes (N, largest of `counts`) of the nearest training images, the nearest first."""
         chunks = [examples[start : start + CHUNK] for start in range(0, len(examples), CHUNK)]
         return np.concatenate(
             [self._classes[self._index.kneighbors(self._pixels(chunk), return_distance=False)] for chunk in chunks]

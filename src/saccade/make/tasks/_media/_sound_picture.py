@@ -83,7 +83,8 @@ def rows_of_characters(weights: np.ndarray, frames: Sequence[str]) -> tuple[np.n
     """Attention of the first frame of each character, the mean (R, L) over heads; the characters; their frames.
 
     Args:
-        frames: what each writes, "" for the blank. If none writes anything, the mean over all frames is the only row.
+        frames: the character that each frame writes, "" for the blank. If no frame writes one,
+            the mean over all frames is the only row.
     """
     starts = [n for n, one in enumerate(frames) if one and (n == 0 or frames[n - 1] != one)]
     if not starts:

@@ -27,7 +27,7 @@ class SoundExample:
     """A sound with its class or its text, not decoded.
 
     Args:
-        label, text: None where nothing says.
+        label, text: None if unknown.
         place: for messages: `words.csv: line 7`, or the file.
         samples, rate, channels: of the file; samples of one channel.
     """

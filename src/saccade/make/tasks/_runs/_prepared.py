@@ -55,7 +55,7 @@ class PreparedTaskRun(PreparedRun):
 
     @classmethod
     def of(cls, run: TaskRun, checkpoint: LatestCheckpoint | None) -> PreparedTaskRun:
-        """Make the model or restore it. Raises what is wrong with the input."""
+        """Make the model or restore it. Raises errors about the input."""
         torch.manual_seed(run.settings.seed)
         if checkpoint is not None and checkpoint.path is not None:
             return cls(run, from_small_files(checkpoint.state["files"]), checkpoint)
@@ -149,7 +149,7 @@ def description(run: TaskRun, known: str | None = None) -> dict[str, Any]:
 
 
 def _initial_digest(source: str, known: str | None) -> str:
-    """The digest of a run's first weights; where they are gone, what its checkpoint says of them."""
+    """The digest of a run's first weights: of the files, or the one in the checkpoint if the files are gone."""
     try:
         return weights_digest(source)
     except (FileNotFoundError, ValueError):
@@ -162,7 +162,7 @@ def beside_simple(run: TaskRun, model: Model, stored: Evaluation, *, finished: b
     """Lines of a verdict, of the same validation examples as the metrics of `stored`.
 
     Args:
-        finished: whether nothing says yet that the model is no result.
+        finished: whether no other line says that the model is untrained.
     """
     task, most = run.task, run.task.compared
     training, judged, looked = sampled(run.training, most), sampled(run.validation, most), task.looked(run.validation)

@@ -25,6 +25,6 @@ TESTED: dict[str, type[Task]] = {**TASKS, Language.name: Language}
 
 
 def task_with(name: str, options: Mapping[str, Any]) -> Task:
-    """A task with these options, which may make it one of another kind."""
+    """The task of this name with these options; the option `several` selects another class of task."""
     several = name == ClassifyOptions.name and options.get("several") is not None
     return (ClassifySeveral if several else TESTED[name])(**options)

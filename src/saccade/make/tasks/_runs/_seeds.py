@@ -21,7 +21,7 @@ def seed_folder(out: Path, seed: int) -> Path:
 
 
 def check_for_seeds(out: Path, seeds: Iterable[int]) -> None:
-    """FileExistsError where a folder holds more than runs of these seeds: a test would judge that with them."""
+    """FileExistsError if a folder contains anything but runs of these seeds: a test would include other runs."""
     wanted = {seed_folder(out, seed).name for seed in seeds}
     others = sorted(path.name for path in out.glob("*") if path.name not in wanted and not path.name.startswith("."))
     if others:
@@ -32,7 +32,7 @@ def check_for_seeds(out: Path, seeds: Iterable[int]) -> None:
 
 
 def seed_folders(folder: Path) -> list[Path]:
-    """The folders of several seeds' runs in `folder`, by seed; none where it is itself a run, or holds none."""
+    """The folders of several seeds' runs in `folder`, by seed; empty if `folder` is a run, or has no such runs."""
     if (folder / TASK).exists():
         return []
     folders = [path for path in folder.glob(f"{PREFIX}*") if (path / TASK).exists()]

@@ -43,7 +43,8 @@ class Proposal:
         self.settings = _rounded(space, self._trial.params) if settings is None else settings
 
     def is_hopeless(self, look: int, cost: float) -> bool:
-        """Add the cost of an evaluation of the trial, low is good.
+        """Add the cost of an evaluation of the trial (lower is better). Returns whether the lowest cost so far is above
+        the median of the other trials after as many evaluations.
 
         Whether its best look so far is worse than the median of the other trials' after as many looks.
         """

@@ -25,12 +25,12 @@ def normalised(text: str) -> list[str]:
 
 
 def exact_match(text: str, expected: Sequence[str]) -> float:
-    """1 if it is one of the right answers, once both are normalised."""
+    """1 if the answer equals a right one after both are normalised, else 0."""
     return float(any(normalised(text) == normalised(one) for one in expected))
 
 
 def word_f1(text: str, expected: Sequence[str]) -> float:
-    """The largest F1 of its words over the right answers; 1 if both are empty."""
+    """The largest F1 of the answer's words with the words of a right answer; 1 if both are empty."""
     return max(_f1(normalised(text), normalised(one)) for one in expected)
 
 

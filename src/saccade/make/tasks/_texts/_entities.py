@@ -32,7 +32,7 @@ def parsed(tag: str) -> tuple[str, str]:
 
 
 def check_tag(tag: str, place: str) -> str:
-    """The tag. ValueError where it is neither of BIO nor of IOBES."""
+    """The tag, if it is of BIO or IOBES; otherwise ValueError."""
     prefix, kind = parsed(tag)
     if tag != OUTSIDE and (prefix not in IOBES or not kind):
         raise ValueError(f"{place}: the tag {tag!r} is not of BIO or IOBES; expected O, or B-, I-, E- or S- and a type")

@@ -39,7 +39,7 @@ class MarkovChain:
         self._before = np.searchsorted(second[order], np.arange(size + 1)), first[order], kept[order]
 
     def between(self, left: int | None, right: int | None) -> np.ndarray:
-        """(V,), float64; of a neighbour that is None nothing is known."""
+        """Probabilities (V,), float64, of a token between two neighbours; None is an unknown neighbour."""
         found = self._share.copy() if left is None else self._rest[left] * self._share
         if left is not None:
             _add(found, self._after, left)

@@ -22,8 +22,8 @@ class Pair:
     """A text and its translation.
 
     Args:
-        target: None where nobody knows.
-        place: where they stand, for messages.
+        target: None if it is unknown.
+        place: file and line, for messages.
     """
 
     source: str
@@ -90,7 +90,7 @@ def _missing(path: Path, file: Path) -> str:
 
 
 def _as_options(endings: Sequence[str]) -> str:
-    """Advice to use the first two."""
+    """Advice to pass the first two endings as source and target; "" if there are fewer."""
     names = [ending.removesuffix(".gz") for ending in endings[:2]]
     return f", with source={names[0]!r} target={names[1]!r}" if len(names) > 1 else ""
 

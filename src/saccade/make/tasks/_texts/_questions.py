@@ -21,9 +21,8 @@ class Question:
     """A question and the context that answers it.
 
     Args:
-        answers: text and first character of each answer that is right; empty where the context holds none; None where
-            nothing says.
-        place: where it stands, for messages: `squad.json: question 57284618`.
+        answers: text and first character of each right answer; empty if the context has none; None if unknown.
+        place: file and question, for messages: `squad.json: question 57284618`.
     """
 
     question: str

@@ -50,9 +50,9 @@ class TextReader:
         return min(limits, default=None)
 
     def parts(self, tokenizer: AnyTokenizer, count: int, around: int) -> list[range]:
-        """The tokens of a text, of `count`, that each row has beside `around` others.
+        """The parts of a text of `count` tokens, one for each row, which also has `around` other tokens.
 
-        Overlapping windows where there are more than are read; unless `long` is "slide" the first of them alone.
+        A text that is too long for one row becomes overlapping windows; unless `long` is "slide", only the first.
         """
         limit = self.limit(tokenizer)
         parts = windows(count, count if limit is None else limit - around)

@@ -30,8 +30,8 @@ class TaggedText:
 
     Args:
         words: the characters `text[start:stop]` of each.
-        tags: of each word; None where nothing says.
-        place: where it stands, for messages: `news.conll: line 7`.
+        tags: of each word; None if unknown.
+        place: file and line, for messages: `news.conll: line 7`.
     """
 
     text: str
@@ -106,7 +106,8 @@ def read_columns(path: Path, column: int | None, known: Sequence[str], *, tagged
 
 
 def _cells(path: Path) -> Iterator[tuple[int, list[str] | None]]:
-    """Each line's number and columns, None for an empty one. ValueError for another number of them than before."""
+    """The number and columns of each line, None for an empty line. ValueError if a line has another number of columns
+    than the first."""
     lines = [(line, _split(line)) for line in text_lines(read_content(path))]
     usual = next((cells for line, cells in lines if cells and not line.startswith("#")), [])
     columns = len(usual)
@@ -135,7 +136,7 @@ def _split(line: str) -> list[str]:
 
 
 def _is_comment(line: str, cells: list[str], usual: list[str]) -> bool:
-    """Whether a first line of a sentence is a comment, judged by another line that is none."""
+    """Whether a first line of a sentence is a comment; `usual` is a line that is none."""
     if _COMMENT.match(line) or cells[0].startswith("# "):
         return True
     if cells[0] != "#" or "\t" in line:

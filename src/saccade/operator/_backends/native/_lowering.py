@@ -102,7 +102,7 @@ def _tiles(mask: Mask, scope: ProgramScope, program: Program) -> None:
 
 
 def _patches(scope: ProgramScope, rows: Span, keys: Span, most: int) -> Iterator[tuple[Span, Span, bool]]:
-    """Rectangles, and whether they have to be worked out: these are halved until they are at most `most` on a side."""
+    """Rectangles, and whether their pairs have to be worked out: such rectangles have at most `most` rows and keys."""
     if rows[0] >= rows[1] or keys[0] >= keys[1]:
         return
     high, wide = rows[1] - rows[0], keys[1] - keys[0]
@@ -124,9 +124,9 @@ def _halves(span: Span) -> tuple[Span, Span]:
 def _decided(
     mask: Mask, rows: Span, keys: Span, offset: int | OwnedTensor, shape: tuple[int, int]
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """The numbers (B or 1, H or 1) of a rectangle about which the whole mask is sure.
+    """The numbers (B or 1, H or 1) of a rectangle that is decided in the whole mask.
 
-    Then either this part is sure, too, or the others are whatever it says, and any number does.
+    Either this part decides the rectangle, too, or the other parts do without it, and any number is right.
     """
     numbers = np.full(shape, EMPTY, dtype=np.int32)
     for item, head in np.ndindex(*shape):

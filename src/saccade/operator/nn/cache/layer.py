@@ -157,7 +157,7 @@ class LayerCache(ABC):
             items: integers (n,).
 
         Raises:
-            TypeError: not integers. ValueError: another rank, or an item that there is not.
+            TypeError: not integers. ValueError: another rank, or an item that does not exist.
         """
         if self._key is None or self._value is None:
             return
@@ -206,7 +206,7 @@ class LayerCache(ABC):
         return after
 
     def _batch(self) -> int | None:
-        """Items held; None: nothing came so far."""
+        """The number of items; None before the first tokens."""
         return None if self._key is None else self._key.shape[0]
 
     def _place(self, padding: Padding | None) -> torch.device:
@@ -215,7 +215,7 @@ class LayerCache(ABC):
         return torch.device("cpu") if padding is None else padding.keys.table.values.device
 
     def _arriving(self, new: NewTokens) -> NewRows:
-        """The rows that are tokens, once everything about them has been checked."""
+        """Check the new tokens, and return which of their rows are tokens."""
         check_new(new.key, new.value, self._key, self._value)
         arriving = NewRows.of(new.padding, new.key.shape[2])
         arriving.check_batch(new.key.shape[0], new.padding)

@@ -125,7 +125,7 @@ class StaticLayer(LayerCache):
         return key.is_cuda
 
     def _allocate(self, key: Tensor, value: Tensor) -> None:
-        """Buffers for these, with one slot more for padding; the old ones if they fit."""
+        """Make buffers for such tokens, with one slot more for padding; keep the present ones if they fit."""
         if self._key is not None and self._value is not None and fits(key, self._key) and fits(value, self._value):
             return
         self._key, self._value = slots(key, self.capacity + 1), slots(value, self.capacity + 1)

@@ -73,7 +73,7 @@ def _close(tensor: Tensor, other: Tensor) -> bool:
 
 
 def _rows(own: Tensor, expected: Tensor) -> list[int | None]:
-    """For each expected position the place among the step's, None where it is not there."""
+    """For each expected position the index of the nearest vector of the step; None if none is close."""
     apart = (own[:, :, None] - expected[:, :, :, None]).abs().amax((0, 1, -1))  # (positions, M)
     nearest = apart.min(-1)
     limit = _CLOSE * float(expected.abs().max())
@@ -129,7 +129,7 @@ def _what_stands_there(own: Tensor, expected: Tensor, j: int, position: int) -> 
 
 
 def _pairs(step: TracedAttention, whole: TracedAttention, position: int) -> CacheDefect | None:
-    """Keys and values that are all there, but do not stand at the same places."""
+    """The defect that a key and its value are kept at different places."""
     assert step.value is not None and whole.value is not None
     keys, values = (
         _rows(own, expected[:, :, : position + 1])

@@ -52,7 +52,7 @@ class _CacheDifference:
 
     @property
     def piece(self) -> tuple[int, int]:
-        """First position of the piece that it is in, and one past the last."""
+        """(start, stop): the positions of the piece that holds `position`."""
         start = 0
         for size in self.way.sizes:
             if start <= self.position < start + size:
@@ -214,7 +214,7 @@ def _positions_seen(subject: Subject, gap: _CacheDifference) -> tuple[list[int],
 
 
 def _numbers_differ(subject: Subject, gap: _CacheDifference, places: list[int]) -> Iterator[Finding]:
-    """The right positions are seen, with other numbers."""
+    """Findings where outputs depend on the right positions, but with other numbers."""
     kept = wrongly_kept(subject, _inputs(subject, sum(gap.way.sizes)), gap.way.sizes, gap.position)
     if kept is not None:
         where = _counting(subject) if kept.family == "order" else _line_of(subject, kept.of)
@@ -325,7 +325,7 @@ def _joins(step: TraceStep) -> bool:
 
 
 def _line(subject: Subject, *groups: Sequence[str]) -> Location | None:
-    """The last line that has a step of the first group that has any."""
+    """The last line with a step of the first of the groups that has steps."""
     steps = _steps(subject)
     return next((line for names in groups if (line := step_line(reversed(steps), names)) is not None), None)
 
@@ -397,7 +397,7 @@ def _full_at(subject: Subject) -> int:
 
 
 def _second_sequence(subject: Subject) -> Iterator[Finding]:
-    """A new sequence after one that was kept."""
+    """Findings about a second sequence, after the cache was reset."""
     copy = subject.fresh()
     decoder = CachedDecoder(copy)
     way = _SequenceSplit("one position at a time", (1,) * 5)

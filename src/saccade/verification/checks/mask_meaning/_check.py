@@ -205,7 +205,8 @@ def _expanded(whole: Tensor, mask: MaskReading, inputs: NamedInputs, subject: Su
 
 
 def _random(subject: Subject, mask: MaskReading, inputs: NamedInputs, own: Tensor, seed: int) -> Tensor:
-    """About half hidden. Each query keeps a key that it sees without the mask, and loses one where it can."""
+    """A random mask that hides about half of the pairs. Each query keeps a key that it sees without the mask, and loses
+    one if it sees several."""
     generator = torch.Generator().manual_seed(seed)
     whole = torch.ones(1, 1, inputs.length, inputs.key_length, dtype=torch.bool)
     shape = _expanded(whole, mask, inputs, subject).shape
@@ -332,7 +333,7 @@ def _finite_values(probe: MaskArgumentProbe) -> Iterator[Finding]:
 
 
 def _fills(probe: MaskArgumentProbe) -> Iterator[Finding]:
-    """Numbers that hidden scores are filled with: where the mask alone brings them."""
+    """Findings about the numbers that this mask fills hidden scores with."""
     if probe.mask.meaning != "additive":
         plain = weak_fill("mask-meaning", attentions_of(probe.subject, probe.inputs))
         masked = attentions_of(probe.subject, probe.inputs, **masks_of(probe.mask, probe.given, probe.inputs))

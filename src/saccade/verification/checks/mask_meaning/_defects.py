@@ -53,7 +53,8 @@ class MaskArgumentProbe:
         return self.given[:, :1, :1].mT
 
     def fits(self, given: Tensor) -> bool:
-        """Rows that `given` leaves nothing are undefined, and are not compared."""
+        """Whether the visible keys are those of the mask `given`. Queries whose keys are all hidden are not
+        compared."""
         wanted = self.expected(given)
         full = wanted.any(-1, keepdim=True) & self.known & self.asked
         return bool(((self.visible == wanted) | ~full).all()) and bool((wanted & full).any())

@@ -27,7 +27,7 @@ _JOINS = ("view", "reshape", "flatten", "_unsafe_view")
 
 
 def mixed(wiring: AttentionWiring, length: int) -> Iterator[Finding]:
-    """The first of these that is wrong: positions in heads, rows of the output, heads and their order, projections."""
+    """The first error of these kinds: positions in heads, rows of the output, heads and their order, projections."""
     module = wiring.subject.module is not None
     for finding in _positions(wiring, length):
         yield finding
@@ -108,7 +108,8 @@ def _of_heads(wiring: AttentionWiring, structure: HeadLayout) -> Iterator[Findin
 def _wrong_kv(
     wiring: AttentionWiring, which: str, reads: tuple[int, ...], expected: tuple[int, ...], chosen: bool
 ) -> Finding:
-    """`chosen`: all are repeated in the one order that is not usual, and nobody promised which."""
+    """The finding about a query head that reads another key-value head. `chosen`: all heads follow the less usual
+    order, and the user promised none."""
     count, kv_heads = len(reads), max(expected) + 1
     head = next(h for h in range(count) if reads[h] != expected[h])
     tiled = kv_heads < count and reads == _repeated("repeat", count, kv_heads)

@@ -55,7 +55,7 @@ def largest(tensor: Tensor, other: Tensor, rows: Tensor | None = None) -> Larges
 
 
 def exact(subject: Subject) -> tuple[Subject, float]:
-    """(a copy in float64, the relative difference that counts), or the model itself where float64 fails."""
+    """(a copy in float64, or the model itself if float64 fails; the relative difference from which outputs differ)."""
     double = subject.to(torch.float64)
     try:
         with torch.no_grad():

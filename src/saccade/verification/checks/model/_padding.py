@@ -27,7 +27,7 @@ _EFFECT = "The result for a sequence changes with the length and content of the 
 
 
 def padding(subject: Subject) -> Iterator[Finding]:
-    """Every part; where one fails the later ones say the same again and are left out."""
+    """All findings about padding. After an error the remaining parts are skipped: they would report it again."""
     if not any(mask.axes.replace("1", "") == "BK" for mask in subject.reading.masks):
         return
     length = fitting(subject, 9)

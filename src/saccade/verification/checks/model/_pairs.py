@@ -42,7 +42,7 @@ def pairs(subject: Subject) -> Iterator[Finding]:
 
 
 def _is_read(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iterator[Finding]:
-    """Each source token reaches each output."""
+    """Each output must depend on each source token."""
     before = _decoded(subject, tokens, source["tokens"])
     own = largest(_decoded(subject, tokens.changed(slice(0, tokens.length)), source["tokens"]), before).size or 1.0
     for at in range(source.length):
@@ -61,7 +61,7 @@ def _is_read(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iter
 
 
 def _each_its_own(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iterator[Finding]:
-    """Another item's source changes nothing."""
+    """Another item's source must not change an output."""
     before = _decoded(subject, tokens, source["tokens"])
     other = _decoded(subject, tokens, source.changed(slice(0, source.length), item=1)["tokens"])
     allowed = largest(other[1:2], before[1:2]).size or 1.0
@@ -77,7 +77,7 @@ def _each_its_own(subject: Subject, tokens: NamedInputs, source: NamedInputs) ->
 
 
 def _both_ways(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iterator[Finding]:
-    """The encoder's outputs see later source tokens, where they can be had."""
+    """The encoder's outputs, if they are available, must depend on later source tokens."""
     before = _encoded(subject, tokens, source["tokens"])
     after = _encoded(subject, tokens, source.changed([source.length - 1])["tokens"])
     if before is None or after is None:
@@ -137,7 +137,8 @@ def _decoded(subject: Subject, tokens: NamedInputs, source: Tensor, mask: Tensor
 
 
 def _encoded(subject: Subject, tokens: NamedInputs, source: Tensor) -> Tensor | None:
-    """(B, S, E) of the encoder called on its own, else what the whole model says of it; None: neither is there."""
+    """The encoder's output (B, S, E), from the encoder or else from the result of the whole model; None if neither has
+    it."""
     model: Any = subject.target.model
     encoder = model.get_encoder() if hasattr(model, "get_encoder") else getattr(model, "encode", None)
     with torch.no_grad():

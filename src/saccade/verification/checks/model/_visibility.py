@@ -72,7 +72,8 @@ def _alone_moves(subject: Subject, length: int, row: int, column: int) -> bool:
 
 
 def blindness(subject: Subject) -> Iterator[Finding]:
-    """A model whose outputs see no token but their own, or nothing behind them where it is promised both ways."""
+    """A model whose outputs depend on no token but their own, or on no later token although it is promised to read both
+    ways."""
     length = fitting(subject, 7)
     if length < 2:
         return

@@ -272,7 +272,7 @@ def _parts(returned: Any) -> Iterator[tuple[int | str, Any]]:
 
 
 def _are_scores(value: Any, lengths: tuple[int, int]) -> bool:
-    """Scores or weights (..., Lq, Lk), as Whisper's attention returns them, are nothing to pass on."""
+    """Whether a value is scores or weights (..., Lq, Lk), as Whisper's attention returns them, and so no cache."""
     return isinstance(value, Tensor) and value.dim() >= 3 and tuple(value.shape[-2:]) == lengths
 
 

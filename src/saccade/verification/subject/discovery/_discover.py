@@ -95,7 +95,7 @@ def _discovered(
 
 
 def _another(target: type, given: Mapping[str, Any], hints: Hints, promise: Promise) -> nn.Module:
-    """One more of a class, with other random numbers."""
+    """Another instance of a class, with other random numbers."""
     made: nn.Module = construct(target, given, hints, promise, seed=1)[0]
     return made
 
@@ -128,7 +128,7 @@ def _found_reading(target: Any, hints: Hints, promise: Promise, given: Mapping[s
 
 
 def _check_taken(target: Any, given: Mapping[str, Any]) -> None:
-    """An argument that neither the constructor nor a call takes is a slip of the pen, and is not let by."""
+    """Undecided for an argument that neither the constructor nor a call takes: its name is probably misspelled."""
     try:
         parameters = inspect.signature(target.forward if isinstance(target, nn.Module) else target).parameters
     except (TypeError, ValueError):

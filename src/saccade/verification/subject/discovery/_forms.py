@@ -79,7 +79,7 @@ def read(trials: TargetTrials, clues: TargetClues) -> Reading:
 
     Raises:
         Undecided: no call works, or the forms that do cannot be told apart.
-        TargetError: every call raises the same, so that it is not the way of calling that is wrong.
+        TargetError: every call raises the same error, so the way of calling is not the cause.
     """
     packed = packed_in(clues.arguments, clues.has_matrices)
     for form in _forms(clues) if packed is None or packed[1] < 3 else ():
@@ -105,7 +105,7 @@ def read(trials: TargetTrials, clues: TargetClues) -> Reading:
 
 
 def _of_a_device(trials: TargetTrials) -> TargetError | None:
-    """A missing device, whichever way of calling reached it: others failed before that line."""
+    """The error of a missing device, if any way of calling met it: other ways fail before that line."""
     raised = (error for error in trials.errors.values() if any(word in error.error.lower() for word in GPU_WORDS))
     return next(raised, None)
 
@@ -166,7 +166,7 @@ def _raised(trials: TargetTrials, reading: Reading, sizes: TrialSizes) -> Target
 
 
 def _packed(trials: TargetTrials, clues: TargetClues, name: str, count: int) -> Reading:
-    """The reading of one that takes several inputs in one tensor: the packing under which values move along the
+    """The reading of a target that takes several inputs in one tensor: the packing under which values move along the
     sequence.
 
     Raises:

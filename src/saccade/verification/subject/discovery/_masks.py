@@ -277,7 +277,7 @@ class _MaskTrial:
         return out if out is not None and out.shape == self.shape else None
 
     def _hidden(self, mask: MaskReading) -> int:
-        """A length hides from the end."""
+        """The index of the hidden key: the last for lengths, otherwise 1."""
         return self.inputs.key_length - 1 if mask.axes == "B" else 1
 
 

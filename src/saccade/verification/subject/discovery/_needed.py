@@ -86,7 +86,7 @@ def makers(arguments: tuple[TargetArgument, ...]) -> dict[str, Callable[[Tensor,
 
 
 def by_place(arguments: tuple[TargetArgument, ...]) -> PositionalCall | None:
-    """How those that are no inputs and cannot be given by name are given; None where all have names."""
+    """The call that gives arguments without a name by their place; None if all arguments but the inputs have names."""
     placed = tuple(argument for argument in arguments if argument.by_place and argument.role not in INPUTS)
     return PositionalCall(placed) if placed else None
 
