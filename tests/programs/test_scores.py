@@ -67,8 +67,8 @@ KNOWN = {
     "heads": "recognised as a constant per head",
     "items": "recognised as a term (b, h, k)",
     "rows": "recognised as a term (b, h, q)",
-    "causal": "recognised as a mask",
-    "inverse causal with a program": "recognised as a mask and a program",
+    "causal": "recognised as the mask Causal()",
+    "inverse causal with a program": "recognised as the mask Window(0, None) and a program",
     "squared": "a program of 1 operation",
 }
 

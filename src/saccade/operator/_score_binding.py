@@ -9,15 +9,15 @@ import math
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 
 from ._biases import Bias
 from ._call import accumulator_of
-from ._masks import Mask, Predicate
+from ._masks import Mask
 from ._masks._placement import At, Slice
+from ._masks._traced import TracedMask
 from ._programs._captured import reached
-from ._programs._language import Node, Program, evaluate
+from ._programs._language import Program
 from ._programs._recognised_scores import RecognisedScore, recognised
 from ._programs._tracing import NotTraceable
 from ._score_functions import FunctionBias
@@ -84,7 +84,10 @@ def _as_known(known: RecognisedScore, whole: ProgramBias, problem: ScoreProblem)
     if problem.softcap is not None and (known.softcap is not None or known.factor != 1.0):
         return None  # the call's softcap comes first
     scale = problem.scale * known.factor
-    mask = problem.mask if known.shown is None else _joined(problem.mask, _mask(known.shown, problem))
+    mask, name = problem.mask, None
+    if known.shown is not None:
+        more = _mask(known.shown, problem)
+        mask, name = _joined(mask, more if problem.offset is None else more.at(problem.offset)), more.recognised(None)
     if not math.isfinite(scale) or (known.shown is not None and mask is None):
         return None
     bias: Bias | None = None
@@ -97,37 +100,20 @@ def _as_known(known: RecognisedScore, whole: ProgramBias, problem: ScoreProblem)
         bias = make(known.term, whole, problem)
         if bias is None:
             return None
-    return BoundScore(mask, bias, scale, known.softcap or problem.softcap, f"recognised as {known}")
+    return BoundScore(mask, bias, scale, known.softcap or problem.softcap, f"recognised as {known.described(name)}")
 
 
-_masks: WeakKeyDictionary[Program, dict[tuple[int | None, int | None], Mask]] = WeakKeyDictionary()
+_masks: WeakKeyDictionary[Program, dict[tuple[int | None, int | None], TracedMask]] = WeakKeyDictionary()
 
 
-def _mask(shown: Program, problem: ScoreProblem) -> Mask:
+def _mask(shown: Program, problem: ScoreProblem) -> TracedMask:
     """The mask of a program without tables: the same value for every call, so that kernels keep its tiles."""
     depends = shown.depends[shown.outputs[0]]
     batch, heads = (size if name in depends else None for name, size in zip("bh", problem.query.shape, strict=False))
     known = _masks.setdefault(shown, {})
     if (batch, heads) not in known:
-        known[batch, heads] = Predicate(_Shown(shown.nodes, shown.outputs), batch=batch, heads=heads)
-    mask = known[batch, heads]
-    return mask if problem.offset is None else mask.at(problem.offset)
-
-
-class _Shown:
-    """A program as the function of a `Predicate`."""
-
-    def __init__(self, nodes: tuple[Node, ...], outputs: tuple[int, ...]) -> None:
-        self.program = Program(nodes, outputs)
-
-    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        given = {"b": b, "h": h, "q": q, "k": k}
-        leaves = {node.op: given[node.op] for node in self.program.nodes if node.op in given}
-        return evaluate(self.program, leaves, _no_table, torch.float64)[0]
-
-
-def _no_table(node: int, indices: list[Tensor]) -> Tensor:
-    raise AssertionError("a mask that is taken out of a score reads no table")
+        known[batch, heads] = TracedMask(shown, (), batch or 1, heads or 1)
+    return known[batch, heads]
 
 
 def _joined(mask: Mask | None, more: Mask) -> Mask | None:

@@ -34,9 +34,14 @@ class RecognisedScore:
     term: Program | None = None
     shown: Program | None = None
 
-    def __str__(self) -> str:
+    def described(self, mask: object = None) -> str:
+        """The form in words.
+
+        Args:
+            mask: what `shown` is, where it has a name.
+        """
         terms = {"constant": "a constant per head", "query": "a term (b, h, q)", "key": "a term (b, h, k)"}
-        parts = ["a mask"] if self.shown is not None else []
+        parts = [] if self.shown is None else ["a mask" if mask is None else f"the mask {mask!r}"]
         parts += [f"scale {self.factor:g}"] if self.factor != 1.0 and self.softcap is None else []
         parts += [f"softcap {self.softcap:g}"] if self.softcap is not None else []
         if self.form == "program":
