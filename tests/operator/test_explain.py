@@ -183,3 +183,13 @@ def test_sdpa_and_causal_lengths_that_differ(rows):
             continue
         placed = want if mask == saccade.Causal() else oracle.attend(*named.values(), oracle.causal(rows, 13, 0)).out
         assert_close(got, placed)
+
+
+def test_what_functions_of_masks_became_is_told():
+    query = torch.randn(1, 2, 37, 8)
+    opaque = saccade.Predicate(lambda b, h, q, k: torch.special.i0(q.double()) > 0)
+    near = saccade.Predicate(lambda b, h, q, k: (q >= k) & (q - k <= 5))
+    steep = saccade.Predicate(lambda b, h, q, k: 2 * q >= k)
+    plan = saccade.explain(query, query, query, (near | steep) & opaque)
+    assert plan.predicates[:2] == ("recognised as Window(5, 0)", "a program of 5 nodes")
+    assert plan.predicates[2].startswith("called for each pair, as it cannot be traced: torch.") and "i0" in str(plan)

@@ -8,12 +8,13 @@ import math
 import types
 from time import perf_counter
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-from torch.nn.attention.flex_attention import _vmap_for_bhqkv
+from torch.nn.attention.flex_attention import _vmap_for_bhqkv, and_masks
 
 from saccade.operator._programs._language import evaluate
 from saccade.operator._programs._tracing import NotTraceable, traced
@@ -30,7 +31,7 @@ def drawn(*shape, seed=0):
 def leaves():
     sizes = (B, H, Q, K)
     ranges = [torch.arange(n).reshape([-1 if at == axis else 1 for at in range(4)]) for axis, n in enumerate(sizes)]
-    return {"score": drawn(B, H, Q, K, seed=9), **dict(zip("bhqk", ranges, strict=True))}
+    return {"score": raw, **dict(zip("bhqk", ranges, strict=True))}
 
 
 def by_program(fn, names=SCORE, dtype=torch.float64):
@@ -51,6 +52,7 @@ def by_pytorch(fn, names=SCORE):
         return run(*scores, *(given[name].flatten().to(torch.int32) for name in "bhqk"))
 
 
+raw = drawn(B, H, Q, K, seed=9)
 slopes = drawn(H, seed=1)
 items = drawn(B, H, Q, K, seed=2)
 relative = drawn(H, Q + K, seed=3)
@@ -124,6 +126,8 @@ SCORES = {
     "head offset": lambda s, b, h, q, k: s + h + b * 2,
     "helper": lambda s, b, h, q, k: _helper(s, h) + math.sqrt(2) * len(relative.shape) * items.shape[-1],
     "by item() of captured": lambda s, b, h, q, k: s * (2.0 if half.item() > 0 else 3.0) + float(lengths[1]),
+    "numbers of numpy": lambda s, b, h, q, k: s * np.sqrt(2.0) + np.float32(0.5) + q * np.int64(3),
+    "steps": lambda s, b, h, q, k: s * torch.heaviside(s.float(), half) + torch.float_power(s.abs(), 1.5),
     "loop": lambda s, b, h, q, k: sum((torch.cos(s * n) * w for n, w in enumerate([0.5, 0.25])), s),
 }
 MASKS = {
@@ -278,6 +282,37 @@ def test_what_changes_after_the_trace_is_noticed(place):
     after = by_pytorch(fn)
     assert not torch.equal(before, after), what
     torch.testing.assert_close(by_program(fn), after, msg=what)
+
+
+def test_what_is_inside_a_function_of_pytorch_is_noticed():
+    width = 4
+
+    def near(b, h, q, k):
+        return q - k < width
+
+    fn = and_masks(MASKS["causal"], near)
+    before = by_program(fn, MASK)
+    width = 7
+    assert torch.equal(by_program(fn, MASK), by_pytorch(fn, MASK).expand(B, H, Q, K))
+    assert not torch.equal(by_program(fn, MASK), before)
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
+def test_captured_tensors_of_a_transform_are_read_within_it(transform):
+    def total(table):
+        return by_program(lambda s, b, h, q, k: s * torch.exp(table)[h] * table.shape[0]).sum()
+
+    def plain(table):
+        return (raw * torch.exp(table).view(1, H, 1, 1) * H).sum()
+
+    many = drawn(5, H, seed=3)
+    if transform == "vmap":
+        got, want = torch.vmap(total)(many), torch.stack([plain(table) for table in many])
+    elif transform == "grad":
+        got, want = torch.func.grad(total)(many[0]), torch.func.grad(plain)(many[0])
+    else:
+        got, want = (torch.func.jvp(run, (many[0],), (many[1],))[1] for run in (total, plain))
+    torch.testing.assert_close(got, want)
 
 
 def test_a_new_function_of_the_same_code_uses_its_own_tensors_in_the_same_program():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -16,7 +17,7 @@ from ._call import CheckedCall
 from ._checks import make_call
 from ._costs import Costs
 from ._dropout import Dropout
-from ._masks import Mask, empty_rows
+from ._masks import Mask, Predicate, empty_rows
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Plan:
         empty_rows: how many rows see no key, and of how many, over the batch items and heads that the mask tells apart;
             (0, 0) without a mask, and where it would take long to count them.
         score: what a `Score` became in this call; None without one.
+        predicates: what each `Predicate` of the mask became: another mask, a program, or calls for each pair.
 
     Example:
         >>> import torch, saccade
@@ -57,6 +59,7 @@ class Plan:
     instructions: str | None = None
     empty_rows: tuple[int, int] = (0, 0)
     score: str | None = None
+    predicates: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -66,6 +69,7 @@ class Plan:
         ]
         if self.score is not None:
             lines.append(f"  Score: {self.score}")
+        lines += [f"  Predicate: {reading}" for reading in self.predicates]
         if self.empty_rows[0]:
             empty, rows = self.empty_rows
             lines.append(
@@ -133,7 +137,15 @@ def explain(
         _kernels.instructions(),
         _empty_rows(call),
         call.score,
+        () if call.mask is None else tuple(_readings(call.mask, call.length_k)),
     )
+
+
+def _readings(mask: Mask, keys: int) -> Iterator[str]:
+    if isinstance(mask, Predicate):
+        yield mask._reading(keys)
+    for part in mask._children():
+        yield from _readings(part, keys)
 
 
 def _empty_rows(call: CheckedCall) -> tuple[int, int]:

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from .._programs._language import Program as Traced
 from .._programs._tracing import NotTraceable, traced
-from .._surroundings import no_transform
-from ._data import describe, whole
+from .._surroundings import lasting
+from ._data import describe, of_vmap, whole
 from ._intervals import Kind, Region
 from ._mask import Mask, MaskProblem
 from ._program import ProgramScope
 from ._recognised import sizes_of
 from ._traced import Contents, TracedMask
 
+_LEAVES = ("b", "h", "q", "k")
 _COPIED = 1 << 20  # bytes of a captured tensor that a mask copies, as other masks do
 
 
@@ -89,10 +90,17 @@ class Predicate(Mask):
         made = self._program()
         return "partial" if made is None else made.region_kind(region)
 
-    def recognised(self) -> Mask | None:
-        """The mask of Saccade that the function is traced to, as far as this is known without the lengths of a call."""
+    def _reading(self, keys: int) -> str:
+        """What the function is taken for in a call with so many keys: a line of `explain`."""
         made = self._program()
-        return None if made is None else made.recognised(None)
+        if made is not None:
+            known = made.recognised(keys)
+            return f"a program of {len(made.traced.nodes)} nodes" if known is None else f"recognised as {known!r}"
+        try:
+            traced(self.fn, _LEAVES, name="Predicate: fn")
+        except (NotTraceable, TypeError, ValueError) as refused:
+            return f"called for each pair, as it cannot be traced: {refused}"
+        return "called for each pair"
 
     def fits(self, problem: MaskProblem) -> None:
         self._reads()  # a call begins: what changed since the last one is noticed
@@ -111,12 +119,14 @@ class Predicate(Mask):
         Args:
             thoroughly: whether contents are compared where the count of writes says that nothing changed.
         """
-        if torch.compiler.is_compiling() or not no_transform():
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
             return None
         try:
-            program, tables = traced(self.fn, ("b", "h", "q", "k"), name="Predicate: fn")
+            program, tables = traced(self.fn, _LEAVES, name="Predicate: fn")
         except (NotTraceable, TypeError, ValueError):
             return None  # called as it is, it says itself what is wrong
+        if any(of_vmap(table) for table in tables):
+            return None
         held: _Held | None = self._remembered("traced", (0, 0))
         if held is not None and held.program is program and held.are(tables, thoroughly):
             return held.mask
@@ -124,6 +134,7 @@ class Predicate(Mask):
         self._set(_memos={**self._memos, "traced": ((0, 0), None, made)})
         return made.mask
 
+    @lasting
     def _made(self, program: Traced, tables: Sequence[Tensor]) -> TracedMask:
         known, uses = sizes_of(program, tables), program.depends[program.outputs[0]]
         sizes = [given or size for given, size in zip((self.batch, self.heads), known, strict=True)]

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -101,6 +102,8 @@ def array_of(recording: Recording, value: Any) -> Array:
             recording.sized(value)
         return recording.table(value)
     build = recording.build
+    if isinstance(value, np.generic):
+        value = value.item()
     kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
     if not isinstance(value, bool | int | float):
         raise NotTraceable(f"a {type(value).__name__} in arithmetic")

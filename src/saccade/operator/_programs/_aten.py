@@ -263,6 +263,7 @@ _TWO: dict[str, Callable[..., Value]] = {
     "bitwise_xor": _bits("xor", "bit_xor"),
     "bitwise_left_shift": lambda x, y: _shift(x, y, True),
     "bitwise_right_shift": lambda x, y: _shift(x, y, False),
+    "heaviside": lambda x, y: x.equals(0).where(y, (x > 0).to(y.kind)),
     "hypot": lambda x, y: (x * x + y * y).floating("sqrt"),
 }
 _CASTS = (
@@ -294,7 +295,7 @@ ALIASES = {
     **{"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not", "max": "amax"},
     **{"lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift", "swapdims": "transpose", "min": "amin"},
     **{"special_exp2": "exp2", "special_expm1": "expm1", "special_log1p": "log1p", "moveaxis": "movedim"},
-    **{"expit": "sigmoid", "special_expit": "sigmoid", "log_sigmoid": "logsigmoid"},
+    **{"expit": "sigmoid", "special_expit": "sigmoid", "log_sigmoid": "logsigmoid", "float_power": "pow"},
 }
 # Values that depend on nothing but their arguments' shape.
 FILLED: dict[str, float | None] = {  # None: the argument `fill_value`

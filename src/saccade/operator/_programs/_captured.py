@@ -211,6 +211,18 @@ class _Walk:
             except ValueError:
                 self.key.append(_MISSING)
 
+    def _outside(self, value: types.FunctionType) -> None:
+        """Globals that the code names, and modules that it imports."""
+        named = _named(value.__code__)
+        self.codes[named] = None
+        for name in named.globals:
+            held = value.__globals__.get(name, _MISSING)
+            if held is not _MISSING:  # else of the builtins
+                self.key.append(name)
+                self.visit(held)
+        for name in named.modules:
+            self.visit(sys.modules.get(name))
+
     def method(self, value: types.MethodType) -> None:
         self.key.append(types.MethodType)
         self.visit(value.__func__)

@@ -66,6 +66,7 @@ def traced(
         ValueError: `fn` returns a tensor of another shape than (), writes to what it captured, or captured tensors of
             another device.
     """
+    fn = getattr(fn, "_torchdynamo_orig_callable", fn)  # of a function that torch.compile wrapped
     if not callable(fn):
         raise TypeError(f"{name} must be a function of ({', '.join(leaves)}), got {describe(fn)}")
     walked = reached(fn)
