@@ -192,6 +192,21 @@ def test_bad_block_masks(block_mask, sizes, message):
         mask_of_blocks(block_mask, *sizes, CPU)
 
 
+@pytest.mark.parametrize("length", [LK - 1, 0])
+def test_a_mask_function_that_reads_outside_of_its_tensor(length):
+    ones = torch.ones(length)
+    indices = torch.arange(-(-LK // 8), dtype=torch.int32).expand(1, 1, -(-LQ // 8), -1)
+    block_mask = BlockMask.from_kv_blocks(
+        torch.full((1, 1, indices.shape[2]), indices.shape[3], dtype=torch.int32),
+        indices,
+        BLOCK_SIZE=8,
+        mask_mod=lambda b, h, q, k: ones[k] > 0,
+        seq_lengths=(LQ, LK),
+    )
+    with pytest.raises(IndexError, match=f"index {LK - 1} is out of bounds|index .* shape .0,."):
+        by_kernels(mask_of(block_mask))
+
+
 def test_too_few_rows_of_blocks():
     few = BlockMask.from_kv_blocks(
         torch.ones(1, 1, 2, dtype=torch.int32),

@@ -48,7 +48,7 @@ def mask_of_blocks(block_mask: Any, batch: int, heads: int, lengths: Lengths, de
         ValueError: lengths, numbers of batch items or heads, or a device that do not fit.
     """
     _check(block_mask, batch, heads, lengths, device)
-    function = MaskFunction.of(block_mask.mask_mod, batch, heads)
+    function = MaskFunction.of(block_mask.mask_mod, batch, heads, device)
     made_of = (
         tuple(block_mask.seq_lengths),
         tuple(block_mask.BLOCK_SIZE),

@@ -45,14 +45,15 @@ class MaskFunction:
     value: tuple[Any, ...]
 
     @classmethod
-    def of(cls, fn: Callable[..., Tensor], batch: int, heads: int) -> MaskFunction:
+    def of(cls, fn: Callable[..., Tensor], batch: int, heads: int, device: torch.device) -> MaskFunction:
         """The function for B batch items and H heads.
 
         Raises:
             TypeError: not a function of (b, h, q_idx, kv_idx) that returns a boolean.
+            ValueError: it captures tensors of another device.
         """
         try:
-            trace = traced(fn, _LEAVES, name="mask_mod")
+            trace = traced(fn, _LEAVES, name="mask_mod", device=device)
         except NotTraceable:
             inside = reached(fn)
             value = (inside.key, *map(state, inside.tensors)) if inside.guarded else (object(),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,13 @@ class TableEnds:
             return value
         if 0 in self._sizes or self._table.numel() > _MOST or self._table.device.type != "cpu":
             return np.float64(-np.inf), np.float64(np.inf)
+        within = [(low >= 0) & (high <= size - 1) for (low, high), size in zip(indices, self._sizes, strict=True)]
+        least, greatest = self._clipped(indices)
+        inside = reduce(np.logical_and, within)
+        # An index outside of the table is an error of whoever reads it: nothing may be decided without reading it.
+        return np.where(inside, least, -np.inf), np.where(inside, greatest, np.inf)
+
+    def _clipped(self, indices: Sequence[Interval]) -> Interval:
         boxes = [
             tuple(np.clip(end, 0, size - 1).astype(np.int64) for end in ends)
             for ends, size in zip(indices, self._sizes, strict=True)
