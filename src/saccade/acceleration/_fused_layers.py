@@ -53,7 +53,7 @@ class FusedLayer(ReplacedMethod):
     Attributes:
         name: of the module in its model.
         state: "no call for it yet", "taken", or why not.
-        refused: of the last call that could not be taken, why; None where there was none.
+        refused: of the last call that could not be taken, why; None if there was none.
         longest: terms of the longest sum that an entry of the output is.
     """
 

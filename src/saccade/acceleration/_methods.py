@@ -23,7 +23,7 @@ class ReplacedMethod(ABC):
 
     Attributes:
         method: the name. own: the user's method of this name, in place of the class's.
-        active: whether it is inside its block. Later it is the module's own method to whoever kept it.
+        active: whether it is inside its block. Afterwards it calls the module's own method.
     """
 
     method = "forward"

@@ -43,8 +43,8 @@ class PackedRows:
     """A layer's output for the real tokens in one row, and how to compute the padded output.
 
     Attributes:
-        given: the output (B, L, E), 0 where no real token stands. rows, state: it as (B L, E), and its contents.
-        row: (1, T, E). tokens: which those are.
+        given: the output (B, L, E), 0 at padding. rows, state: the output as (B L, E), and its contents.
+        row: (1, T, E). tokens: the real tokens.
         first: the input (B, L, E) of the first layer that was computed in a row, and `steps` all layers since then.
     """
 
@@ -109,8 +109,8 @@ class LayerStack:
     """Consecutive layers. A packed layer gives 0 at padding, so the next layer needs the same mask.
 
     Attributes:
-        layers: those that may be computed in a row.
-        whole: those that read padding when they were called last. Meanwhile none is computed in a row.
+        layers: the layers that may be computed in a row.
+        whole: layers that read padding in their last call. While there are any, no layer is computed in a row.
     """
 
     def __init__(self, padded: Padded):

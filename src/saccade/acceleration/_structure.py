@@ -31,7 +31,7 @@ class Structure:
         is_ours: whether a `forward` among a module's own attributes is Saccade's.
 
     Attributes:
-        unknown: which attribute may change without a trace; None where there is none.
+        unknown: which attribute may change without a trace; None if there is none.
     """
 
     unknown: str | None

@@ -61,7 +61,7 @@ class TokenRows:
 
 
 def tokens_of_mask(mask: Tensor, batch: int, length: int) -> TokenRows | None:
-    """The real tokens by a mask (B, 1, L or 1, L): True or 0 = attend. None where it hides more than padding or later
+    """The real tokens by a mask (B, 1, L or 1, L): True or 0 = attend. None if it hides more than padding or later
     tokens."""
     if tuple(mask.shape) not in ((batch, 1, 1, length), (batch, 1, length, length)):
         return None

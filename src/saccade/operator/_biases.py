@@ -99,7 +99,7 @@ class Bias:
         return torch.stack(present).sum(0) if present else torch.zeros_like(parameter)
 
     def _check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
-        """Raise ValueError where the parameter does not fit the call."""
+        """Raise ValueError if the parameter does not fit the call."""
         raise NotImplementedError
 
     def _part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:

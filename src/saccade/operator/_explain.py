@@ -33,7 +33,7 @@ class Plan:
         refused: for each backend that cannot do this call, why.
         derivatives: what derivatives will do where they take another path than the forward.
         lacks: what the contract promises and this backend does not keep.
-        instructions: the instruction set that `native` uses on this machine; None where there is no working build of
+        instructions: the instruction set that `native` uses on this machine; None if there is no working build of
             it, and then `refused` says why.
         empty_rows: how many rows see no key, and of how many, over the batch items and heads that the mask tells apart;
             (0, 0) without a mask, and where it would take long to count them.

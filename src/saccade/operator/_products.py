@@ -88,7 +88,7 @@ class Product:
     def _inferred(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, joined: Joined | None, large: bool
     ) -> Tensor | None:
-        """The product without gradients; None where PyTorch is as fast."""
+        """The product without gradients; None if PyTorch is as fast."""
         single = large and x.dtype == torch.float32
         if self.users and x.dtype in dtypes() and not weight.is_inference():  # changes of such are not counted
             if single and x.numel() <= ORDERED * weight.shape[1]:

@@ -260,7 +260,7 @@ def logits_of(
 
 
 def shown(problem: TileProblem, scores: Tensors, logits: Tensor) -> Tensor | None:
-    """Which pairs the bias does not hide by -inf; None where there is no bias."""
+    """Which pairs the bias does not hide by -inf; None if there is no bias."""
     if not isinstance(problem.bias, ModifiedScores):
         return scores[0] != NEGATIVE if scores else None
     return logits != NEGATIVE

@@ -114,7 +114,7 @@ def _finite(lse: Tensor) -> Tensor:
 
 
 def _rest(problem: TileProblem, query: Tensor, key: Tensor, parameter: Tensor | None, lse: Tensor) -> Tensor | None:
-    """(B, Hq, r): what rounding took from a large lse; None where that is nothing.
+    """(B, Hq, r): what rounding took from a large lse; None if that is nothing.
 
     Beside logits of -1e9 in a whole row (what some write for a mask) the log of n keys is lost, and n weights of 1/n
     would become n weights of 1. It is found again as log sum_j exp(s_ij - lse_i), constant under derivatives.

@@ -24,8 +24,8 @@ def processor() -> str:
 def watch_others(times: Path = PROCESSOR_TIMES) -> Callable[[], float | None]:
     """A function that returns the share of this process's processors that other programs have taken since this call.
 
-    What a hypervisor took from all of them counts, too. None where the system does not tell, and within the first
-    fifth of a second, in which its ticks of 10 ms count nothing.
+    What a hypervisor took from all of them counts, too. None if the system does not report it, and in the first
+    fifth of a second, which its ticks of 10 ms do not resolve.
     """
     start, own, since = busy_seconds(times), time.process_time(), time.perf_counter()
 
@@ -41,10 +41,7 @@ def watch_others(times: Path = PROCESSOR_TIMES) -> Callable[[], float | None]:
 
 def busy_seconds(times: Path = PROCESSOR_TIMES) -> float | None:
     """Seconds in which the processors that this process may use were busy, since the system's start. None if the system
-    does not report it.
-
-    None where the system does not tell.
-    """
+    does not report it."""
     try:
         lines = times.read_text().splitlines()
     except OSError:

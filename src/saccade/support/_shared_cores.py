@@ -30,9 +30,9 @@ _watching: list[_Watch] = []  # one at most
 def shared_cores() -> Iterator[None]:
     """A block in which threads that wait for one another sleep whenever other processes hold cores that they need.
 
-    It changes nothing where the environment says how threads wait, where the system does not tell how busy it is, and
-    with another OpenMP than GNU's. One thread looks twice a second for all contexts. It goes on for a second after the
-    last of them, so that short contexts one after the other are watched, too.
+    It changes nothing if the environment says how threads wait, if the system does not report how busy it is, or with
+    another OpenMP than GNU's. One thread looks twice a second for all contexts. It continues for a second after the
+    last context, so that successive short contexts are watched, too.
     """
     watch = _watch()
     context = object()

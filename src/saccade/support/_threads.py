@@ -28,7 +28,7 @@ def _nothing() -> Callable[[], None]:
 
 
 class Blocks(Generic[T]):
-    """Blocks that each hold a value, of any thread; while there is one, something may stand replaced.
+    """Blocks that each hold a value, on any thread. While one is open, a replacement may be in place.
 
     Args:
         put: called at the beginning of the first block of all threads. What it gives is called after the last one, also

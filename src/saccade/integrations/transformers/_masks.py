@@ -90,7 +90,7 @@ def _traced() -> bool:
 
 
 def _kept(attention_mask: Tensor | None, frame: MaskFrame) -> Tensor | None:
-    """(B, Lk) bool, the keys that are tokens; None where all are."""
+    """(B, Lk) bool, the keys that are tokens; None if all are."""
     if attention_mask is None:
         return None
     kept = attention_mask[:, frame.start_k : frame.start_k + frame.length_k].bool()

@@ -46,7 +46,7 @@ class SdpaCall(NamedTuple):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> SdpaCall:
-        """The call with these arguments, which PyTorch accepts. Raises TypeError where PyTorch does."""
+        """The call with these arguments, which PyTorch accepts. Raises TypeError if PyTorch does."""
         return SdpaCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     def meaning(self) -> SdpaMeaning | str:

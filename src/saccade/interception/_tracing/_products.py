@@ -227,7 +227,7 @@ _SPELLINGS: dict[str, Callable[[Sequence[Any], Mapping[str, Any]], EinsumSpec | 
 def outer(left: Tensor, right: Tensor, shape: torch.Size, summed: Sequence[int]) -> tuple[EinsumSpec, View, View]:
     """`(left * right).sum(summed)` as a product, and the views that reduce each factor to its own axes.
 
-    Axes along which a factor is broadcast are none of its own.
+    A factor's own axes exclude those along which it is broadcast.
     """
     letters = string.ascii_letters[: len(shape)]
     out = "".join(axis for at, axis in enumerate(letters) if at not in summed)

@@ -37,7 +37,7 @@ class TextExample:
 
     Args:
         place: file and line, for messages: `reviews.csv: line 7`.
-        label: None where it is unknown; a tuple where a text may have several.
+        label: None if it is unknown; a tuple where a text may have several.
     """
 
     text: str
@@ -75,9 +75,8 @@ def read_table(path: Path, columns: Sequence[str]) -> list[tuple[str, tuple[Any,
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: another ending, no row, a column that there is not (those that there are are listed) or that is
-            there twice, a short row,
-            an unbalanced quote, a line that is no JSON object, no UTF-8.
+        ValueError: another ending, no rows, a missing column (the existing ones are listed), a duplicate column, a
+            short row, an unbalanced quote, a line that is not a JSON object, not UTF-8.
     """
     read = _of_json if _kind(path) == ".jsonl" else _of_csv
     rows = list(read(path, read_content(path), columns))
@@ -107,7 +106,7 @@ def warn_left_out(places: Sequence[str], total: int, why: str) -> None:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, .gz too. ValueError where there is none."""
+    """The lines of a text file, .gz too. ValueError if there is none."""
     lines = text_lines(read_content(path))
     if not lines:
         raise ValueError(f"{path}: holds no lines")
@@ -135,7 +134,7 @@ def _kind(path: Path) -> str:
 def read_content(path: Path) -> str:
     """The whole text of a file, .gz too, with line feeds at the ends of lines.
 
-    FileNotFoundError, or ValueError where it is a folder, damaged, or no UTF-8.
+    FileNotFoundError, or ValueError if it is a folder, damaged, or no UTF-8.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")

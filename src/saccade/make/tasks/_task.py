@@ -110,7 +110,7 @@ class Task(BaseTaskOptions, ABC):
         return data
 
     def fitted(self: T, training: Sequence[Any]) -> T:
-        """The task with the fields that the training data decide, such as the classes. ValueError where they cannot."""
+        """The task with the fields that the training data decide, such as the classes. ValueError if they cannot."""
         return self
 
     def read_by(self, model: Model, data: Sequence[Any]) -> Sequence[Any]:
@@ -229,11 +229,11 @@ class Task(BaseTaskOptions, ABC):
         return Details({})
 
     def picture(self, tested: Tested, kind: str) -> bytes:
-        """The task's picture of a test, as "png" or "svg". ValueError where it has none."""
+        """The task's picture of a test, as "png" or "svg". ValueError if it has none."""
         raise ValueError(f"picture: {self.name} has none")
 
     def predicted_picture(self, model: Model, data: Sequence[Any], outputs: Sequence[Any], kind: str) -> bytes:
-        """The task's picture of predictions, as "png" or "svg". ValueError where it has none."""
+        """The task's picture of predictions, as "png" or "svg". ValueError if it has none."""
         raise ValueError(f"picture: {self.name} has one of tests alone; see `saccade test --picture`")
 
     @abstractmethod

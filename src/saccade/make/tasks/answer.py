@@ -52,7 +52,7 @@ class ContextRow:
     Args:
         ids, types: of the tokens; types are None for models without them.
         characters: of the context that each token stands for.
-        ends: the columns of the answer's first and last token; None where nothing says.
+        ends: the columns of the answer's first and last token; None if unknown.
     """
 
     ids: list[int]

@@ -273,7 +273,7 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
     def panel(
         self, model: Model, example: TextExample, title: str, value: Callable[[Tensor], Tensor]
     ) -> WordPanel | None:
-        """The contribution of each word to a value of the logits (B, K); None where the model does not allow it."""
+        """The contribution of each word to a value of the logits (B, K); None if the model does not allow it."""
 
         def read(rows: Tensor) -> Tensor:
             return value(self.forward(model, {"input_ids": rows}))

@@ -53,7 +53,7 @@ class WordRow:
         ids: its tokens, the special ones included.
         places: the columns of the tokens that speak for words.
         words: the numbers of these words.
-        labels: the numbers of their tags; None where nothing says.
+        labels: the numbers of their tags; None if unknown.
     """
 
     ids: list[int]

@@ -120,7 +120,7 @@ class Progress:
         """Record the cost of an evaluation and return the mean training loss since the last one.
 
         Args:
-            loss: breaks ties: at the same cost, a lower loss is an improvement. None where the cost is the loss.
+            loss: breaks ties: at the same cost, a lower loss is an improvement. None if the cost is the loss.
         """
         better = loss is not None and cost == self.mark and loss < self.mark_loss
         if cost < self.mark - looks.improvement or better or not counts:

@@ -53,7 +53,7 @@ def smaller_parts(settings: Settings, processes: int, fits: Callable[[int], bool
     """Advice for a step that does not fit: the number of micro-batches to use, or a smaller model.
 
     Args:
-        fits: whether the step can be computed in so many micro-batches; None where that cannot be tried.
+        fits: whether the step can be computed in so many micro-batches; None if that cannot be tried.
     """
     parts, most = settings.execution.accumulate, settings.batch // processes
     if parts >= most:

@@ -123,7 +123,7 @@ def run(call: CheckedCall) -> tuple[Tensor, None]:
 def _seen(call: CheckedCall) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """F.sdpa's attn_mask, the rows that see a key (B|1, H|1, Lq, 1), and the keys some row sees (B|1, H|1, Lk, 1).
 
-    The attn_mask is no larger than what the caller brought; None where there is nothing to say.
+    The attn_mask is no larger than what the caller brought; None if there is nothing to say.
     """
     if isinstance(call.mask, Padding):
         rows, keys = call.mask.sides(call.length_q, call.length_k, call.device)

@@ -40,7 +40,7 @@ def padded_rows(mask: Mask | None, length: int, device: torch.device) -> Tensor:
 
 
 def _padded(mask: Mask | None, start: int, length: int, device: torch.device) -> Tensor | None:
-    """(B|1, length) of rows `start`, `start + 1`, ...; None where no part of the intersection speaks of rows."""
+    """(B|1, length): padding among the rows `start`, `start + 1`, ...; None if the mask marks no padded rows."""
     if isinstance(mask, Padding) and mask.queries is not None:
         rows = torch.arange(start, start + length, device=device)
         items = torch.arange(mask.queries.batch, device=device)

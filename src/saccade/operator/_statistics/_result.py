@@ -49,7 +49,7 @@ class Statistics:
             partition the whole, and the sink, masses add up to 1.
         top_weights: (B, Hq, Lq, top), falling; 0 where a row sees fewer.
         top_keys: (B, Hq, Lq, top), their keys; -1 where a row sees fewer.
-        received: (B, Hq, Lk), sum_i p_ij over the counted rows, None where not asked for.
+        received: (B, Hq, Lk), sum_i p_ij over the counted rows, None if not asked for.
         heads: `heads[what][name]`, numbers per head over rows that are counted, keys that some row sees, and pairs of
             which the row sees the key. (Hq,) for what = "query", "logits", "weights", (Hkv,) for "key" and "value".
 

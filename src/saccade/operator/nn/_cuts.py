@@ -130,7 +130,7 @@ def _replacements(slices: Sequence[WeightSlice]) -> Iterator[_CutTensor]:
 
 
 def _check_owners(model: nn.Module, slices: Sequence[WeightSlice]) -> None:
-    """ValueError where a part keeps its size, but holds a tensor that is cut."""
+    """ValueError if a part keeps its size, but holds a tensor that is cut."""
     cut = {(id(one.module), one.name) for one in slices}
     tensors = {id(getattr(one.module, one.name)) for one in slices}
     for path, module in model.named_modules():

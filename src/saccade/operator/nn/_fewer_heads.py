@@ -123,7 +123,7 @@ def joined(cuts: Iterable[Cut]) -> Cut:
 
 
 def _of_block(block: Any, config: Any, kept: Mapping[MultiHeadAttention, Sequence[int]]) -> Any:
-    """The configuration of a block with fewer heads; None where it keeps all of them."""
+    """The configuration of a block with fewer heads; None if it keeps all of them."""
     parts = {"attention": block.attention, "cross": getattr(block, "cross", None)}
     made = {name: fewer_heads(getattr(config, name), kept[module]) for name, module in parts.items() if module in kept}
     return replace(config, **made) if made else None

@@ -214,7 +214,7 @@ def _block_config(theirs: Any, path: str) -> BlockConfig:
 
 
 def _common_value(path: str, what: str, values: list[Any]) -> Any:
-    """The value that all have; ValueError where they differ."""
+    """The value that all have; ValueError if they differ."""
     if any(value != values[0] for value in values):
         raise ValueError(f"module: {path or 'it'} has {what} that differ, {values}; ours has one")
     return values[0] if values else None

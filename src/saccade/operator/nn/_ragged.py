@@ -40,7 +40,7 @@ def through_padded(forward: Callable[..., Tensor], x: Tensor, mask: Mask | Tenso
 def through_packed(forward: Callable[..., Tensor], x: Tensor, mask: Mask | Tensor | None, **rest: Any) -> Tensor:
     """`forward` of a nested `x` (B, j, E): its items side by side in one row (1, T, E) that cannot see each other.
 
-    Positions restart with each item. The mask may only speak of distances, since all items share it.
+    Positions restart with each item. The mask may depend only on distances, since all items share it.
     """
     packed = packed_nested(x)
     out = forward(packed.row, packed.mask(as_mask(mask)), offset=packed.positions, **rest)

@@ -252,7 +252,7 @@ class MultiHeadAttention(nn.Module):
         return GrowingLayer() if block is None else BlockSumsLayer(block)
 
     def _check_cached(self) -> None:
-        """ValueError where keys and values in a cache would not give what the parallel form gives."""
+        """ValueError if keys and values in a cache would not give what the parallel form gives."""
         mechanism = self.config.mechanism
         if mechanism is not None and mechanism.traits.cached is not True:
             raise ValueError(

@@ -45,8 +45,8 @@ def without_cache(
 ) -> tuple[Mask | None, GrowingLayer | None]:
     """Mask and, where positions must be counted anew, a cache for one call over a padded batch.
 
-    Padding on the right leaves rows and positions the same. Padding on the left moves all rows of an item alike, which
-    masks of distances do not notice. Masks that name positions need tokens to stand at theirs; a cache sees to that.
+    Padding on the right leaves rows and positions the same. Padding on the left moves all rows of an item by the
+    same number, which does not change masks of distances. For masks of positions a cache gives tokens their positions.
 
     Raises:
         ValueError: padding on the left beside a mask or bias that is data about rows.
@@ -100,7 +100,7 @@ def of_context(mask: Mask | None) -> Mask | None:
 
 
 def refuse_rows(mask: Mask | None) -> None:
-    """ValueError for a context's mask that depends on which target row asks: a cache has only the last ones."""
+    """ValueError for a context's mask that differs between target rows: with a cache, a call has only the last rows."""
     if mask is None or (mask.placement() is None and all(factor.by_key for factor in _factors(mask))):
         return
     raise ValueError(

@@ -77,7 +77,7 @@ class Stack(nn.Module):
             divide_writers([writer for block in blocks for writer in block.writers()])
 
     def positions_of(self, layer: int) -> nn.Module | None:
-        """The module of a layer's positions, shared with those that agree; None where it has none."""
+        """The module of a layer's positions, shared with those that agree; None if it has none."""
         return self._positions_of(self.blocks[layer])
 
     def _positions_of(self, block: nn.Module) -> nn.Module | None:
@@ -149,7 +149,7 @@ class Encoder(Stack):
         config: of every block, or a sequence with one for each. They share width, placement and context, and may differ
             in everything else (windows that alternate, layers without positions). Layers whose `attention.positions`
             agree share them.
-        layers: how many blocks; None where `config` is a sequence.
+        layers: how many blocks; None if `config` is a sequence.
         final_norm: whether a norm comes last; None is where the blocks leave the residual stream unnormalised (all
             but "post").
         checkpointing: keeps only each block's input for the backward pass and computes the rest again: about a third
@@ -357,7 +357,7 @@ def undone_by_errors(cache: KVCache | None) -> Iterator[None]:
 
 
 def _of_layers(config: BlockConfig | Sequence[BlockConfig], layers: int | None) -> tuple[BlockConfig, ...]:
-    """The configuration of each layer; TypeError or ValueError where they do not fit together."""
+    """The configuration of each layer; TypeError or ValueError if they do not fit together."""
     if isinstance(config, BlockConfig):
         check_positive("layers", layers)
         assert layers is not None

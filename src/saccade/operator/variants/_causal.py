@@ -111,7 +111,7 @@ def read_elu_plus_one(
     kept: Tensor | None,
     normalise: bool,
 ) -> tuple[Tensor, LinearState] | None:
-    """`read_causally` of elu(query) + 1 and elu(key) + 1 without forming them; None where that is not possible.
+    """`read_causally` of elu(query) + 1 and elu(key) + 1 without forming them; None if that is not possible.
 
     Args:
         rows, kept: bool (B or 1, L), real queries and real keys: the features of others are 0.

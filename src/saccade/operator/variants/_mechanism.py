@@ -198,7 +198,7 @@ class MechanismConfig(ABC):
 
     @abstractmethod
     def build(self, heads: HeadSizes) -> Mechanism:
-        """The module, with its parameters drawn. Raises ValueError where it does not fit these heads."""
+        """The module, with its parameters drawn. Raises ValueError if it does not fit these heads."""
 
     def at_depth(self, layer: int) -> MechanismConfig:
         """The same mechanism in layer `layer` of a stack, counted from 0."""

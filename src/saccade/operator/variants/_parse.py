@@ -20,7 +20,7 @@ def parse_from(text: str, mechanisms: Sequence[type[MechanismConfig]], length: i
     defaults, or where a length is given what is usual for sequences of up to so many tokens.
 
     Raises:
-        TypeError: the text is none.
+        TypeError: not a text.
         ValueError: no such mechanism or field, a field without a value or with two, a value that cannot be, a length
             of no tokens.
     """

@@ -224,7 +224,7 @@ class LinformerConfig(MechanismConfig):
 class LinformerAttention(Mechanism):
     """`linformer_attention` with learned E and F. `LinformerConfig.build` makes it.
 
-    Its parameters are `key_projection` and `value_projection`, which is None where E and F are one matrix.
+    Its parameters are `key_projection` and `value_projection`, which is None if E and F are one matrix.
 
     Example:
         >>> import saccade

@@ -132,7 +132,7 @@ class UnmatchedWords:
         self.missing += gone
 
     def check(self) -> None:
-        """ValueError where more than a twentieth of the words have no token."""
+        """ValueError if more than a twentieth of the words have no token."""
         if self.missing > TOLERATED * self.words:
             raise ValueError(
                 f"{self.source}: does not match the tokens of {self.model}: {self.missing:,} of {self.words:,} words "

@@ -37,7 +37,7 @@ class Input:
         ids: (1, L).
         pieces: the text of each token.
         words: of the text; None for token ids.
-        reader: encodes and decodes tokens; None where the model has no tokenizer.
+        reader: encodes and decodes tokens; None if the model has no tokenizer.
         causal: whether no token sees a later one.
     """
 
@@ -186,7 +186,7 @@ def _residual_model(model: Model) -> ResidualModel:
 
 
 def _part(model: nn.Module, *names: str) -> Any:
-    """The module under the first of these names that the family uses; None where it uses none."""
+    """The module under the first of these names that the family uses; None if it uses none."""
     return next((part for part in (getattr(model, name, None) for name in names) if part is not None), None)
 
 

@@ -81,7 +81,7 @@ class Attribution:
         return tuple(component for component in self.components if component.kind == "head")
 
     def of(self, kind: str, layer: int | None = None, head: int | None = None) -> float:
-        """The contribution of one component, as `Component` names it. KeyError where there is none."""
+        """The contribution of one component, as `Component` names it. KeyError if there is none."""
         wanted = Component(kind, layer, head)
         if wanted not in self.components:
             raise KeyError(f"{wanted}; there are {', '.join(map(str, self.components))}")

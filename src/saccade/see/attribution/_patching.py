@@ -141,7 +141,7 @@ def _check_words(ways: tuple[str, ...], what: str, direction: str, is_path: bool
 
 
 def _check_alike(runs: PatchRuns) -> None:
-    """ValueError where one run cannot be patched from the other."""
+    """ValueError if one run cannot be patched from the other."""
     base, source = runs.base, runs.source
     if base.calls != source.calls:
         raise ValueError("clean and corrupted: the model makes different attention calls for the two inputs")

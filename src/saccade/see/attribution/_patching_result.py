@@ -63,7 +63,7 @@ class Patching:
     An effect of 0 leaves the metric of the base run (corrupted, with "noising" clean), 1 gives that of the other.
 
     Attributes:
-        exact, gradient: effects by each way; None where it was not requested. NaN: not measured.
+        exact, gradient: effects by each way; None if it was not requested. NaN: not measured.
         clean, corrupted: the metric of the two inputs.
         what, direction, positions: the arguments.
         through: the receivers of path patching, by call name.

@@ -208,7 +208,7 @@ def explained(
 
 
 def _check_seen(given: Input, call: HeadInputs, query: int, keys: dict[str, int]) -> None:
-    """ValueError where the mask hides one of two keys: the log of a weight of 0 is not finite."""
+    """ValueError if the mask hides one of two keys: the log of a weight of 0 is not finite."""
     for name, key in keys.items():
         if not _sees(call, key):
             raise ValueError(

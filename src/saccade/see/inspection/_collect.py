@@ -140,7 +140,7 @@ def collect(model: TextModel | Model, text: str) -> AttentionMap:
 
 
 def check_finite(layer: int, weights: Tensor) -> None:
-    """Raise ValueError where the model overflowed: weights that are NaN have no findings."""
+    """Raise ValueError if the model overflowed: weights that are NaN have no findings."""
     if not bool(weights.isfinite().all()):
         raise ValueError(
             f"layer {layer}: the attention weights are not finite: the model overflows, as with huge parameters"

@@ -65,7 +65,7 @@ def read_configuration(source: str, *, local: bool) -> Any:
 
 
 def check_sizes(config: Any, folder: Path, make: Callable[[Any], Any]) -> None:
-    """ValueError where a configuration needs far more numbers than its weights hold, before a model is made of it.
+    """ValueError if a configuration needs far more numbers than its weights hold, before a model is made of it.
 
     Far more: names and shapes are only compared by transformers, which renames them, and parts may be missing. Without
     weights to compare with, the limit is this machine's memory.

@@ -35,7 +35,7 @@ PART = 40  # default number of words in the map of a longer text
 class Look:
     """The attention of a model on one text: map, findings, roles of the heads, and the head that is shown large.
 
-    ``roles`` is the result of ``measure_roles``, None where the roles of this model were not measured. ``query`` is the
+    ``roles`` is the result of ``measure_roles``, None if the roles of this model were not measured. ``query`` is the
     word that a viewer selects first. For a text too long for a map of all its words ``seen`` is the map of a part,
     ``whole`` holds the findings of the whole text, and ``outside`` the words outside the part that its words attend to.
 
@@ -104,7 +104,7 @@ class Look:
         return next((h for h in heads if (h["layer"], h["head"]) == (layer, head)), None)
 
     def habit(self, name: str, layer: int, head: int) -> float | None:
-        """The head's score ``name`` on this text, None where the text has no case of it (such as a repeated word)."""
+        """The head's score ``name`` on this text, None if the text has no case of it (such as a repeated word)."""
         value = float(self.habits[name][layer, head]) if name in self.habits else np.nan
         return None if np.isnan(value) else value
 

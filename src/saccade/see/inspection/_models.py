@@ -96,12 +96,12 @@ class TextModel(ABC):
 
     @property
     def generator(self) -> GeneratingModel | None:
-        """The model for generating text; None where Saccade cannot generate with it."""
+        """The model for generating text; None if Saccade cannot generate with it."""
         return None
 
     @property
     def positions(self) -> int | None:
-        """The number of position embeddings; None where positions are computed (rotary), without a limit."""
+        """The number of position embeddings; None if positions are computed (rotary), without a limit."""
         return self.context
 
     def with_context(self: M, context: int) -> M:
@@ -135,7 +135,7 @@ class TextModel(ABC):
 
     @property
     def embedding(self) -> nn.Embedding | None:
-        """The token embedding, None where it cannot be identified."""
+        """The token embedding, None if it cannot be identified."""
         return None
 
     @abstractmethod

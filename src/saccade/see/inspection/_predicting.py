@@ -92,7 +92,7 @@ class Predictor:
     def predicting(self, ids: Tensor) -> int:
         """The column of (1, L) whose logits predict the next token, or the only mask.
 
-        ValueError where a masked model's text has no mask, or several.
+        ValueError if a masked model's text has no mask, or several.
         """
         if self.mask is None:
             return ids.shape[1] - len(self.reader.after) - 1
@@ -107,7 +107,7 @@ class Predictor:
     def token(self, word: str) -> int:
         """The token of a word, with a blank before it where tokens have one.
 
-        ValueError where the word has several tokens.
+        ValueError if the word has several tokens.
         """
         forms = (f" {word}", word) if word[:1].isalnum() else (word,)
         forms_ids = [self.reader.encode(form).ids for form in forms]

@@ -39,7 +39,7 @@ class Choice:
     items: tuple[int, ...] | None
 
     def check(self, call: AttentionCall, site: str) -> None:
-        """ValueError where the call has no such head or item."""
+        """ValueError if the call has no such head or item."""
         batch, heads = call.query.shape[:2]
         for name, chosen, size in (("heads", self.heads, heads), ("items", self.items, batch)):
             beyond = [index for index in chosen or () if index >= size]

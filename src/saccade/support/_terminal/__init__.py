@@ -39,9 +39,10 @@ def standard_input() -> TextIO:
 
 @contextlib.contextmanager
 def cleaned_streams() -> Iterator[None]:
-    """Whatever is written to `sys.stdout` and `sys.stderr` is cleaned: messages, warnings and other libraries' logs.
+    """A block that cleans all text written to `sys.stdout` and `sys.stderr`: messages, warnings and other libraries'
+    logs.
 
-    Until the first of it, a line on a terminal counts the seconds.
+    Until the first output, a line on a terminal counts the seconds.
     """
     outer = sys.stdout, sys.stderr
     waiting = None if sys.stderr is None else WaitingLine(uncleaned(sys.stderr))

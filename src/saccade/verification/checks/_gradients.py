@@ -189,7 +189,7 @@ def _cut_off(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Find
 
 def _zero_elsewhere(point: _DerivativePoint, name: str, still: Tensor) -> Tensor | None:
     """Elements of a parameter whose gradient is zero for many other inputs, too: a relu's unit that is off at a few
-    positions is not cut off. None: there are none."""
+    positions is not cut off. None if there are none."""
     if bool(still.all()) or name.startswith("input "):
         return still
     length = min(7, point.subject.reading.max_length or 7)

@@ -307,7 +307,7 @@ def _rotation(factor: ElementwiseFactor, positions: Tensor) -> _RotatedRows:
 
 
 def _positions(factor: ElementwiseFactor, tokens: TokenOwners) -> Tensor | None:
-    """The position of each row, None where it is not known."""
+    """The position of each row, None if it is not known."""
     known = bool((factor.tokens != UNKNOWN).all()) and factor.tokens.shape == factor.numbers.shape
     positions = tokens.position[factor.tokens] if known else torch.zeros(0)
     return positions if known and bool((positions != positions.flatten()[0]).any()) else None

@@ -140,7 +140,7 @@ def _call(padded: _PaddedSubject, inputs: NamedInputs | None = None) -> Tensor:
 
 
 def _contents(padded: _PaddedSubject, base: Tensor, where: str = "right") -> Iterator[Finding]:
-    """Other contents in the padding: random ones, then large ones."""
+    """Real outputs must not change with the contents of the padding: other random numbers, then large ones."""
     called = influence.steady(padded.subject, padded.inputs, **padded.masks)
     for words, factor in (("other random numbers", 1.0), ("numbers of size 10000", 1e4)):
         other = _refilled(padded, factor)
@@ -172,7 +172,7 @@ def _worst_row(padded: _PaddedSubject, item: int, sizes: Tensor) -> int:
 
 
 def _refilled(padded: _PaddedSubject, factor: float) -> NamedInputs:
-    """Other contents wherever there is padding, each item's own."""
+    """Inputs with other random contents in all padding, times `factor`."""
     new = padded.inputs
     for item, real in enumerate(padded.real):
         positions = (~real).nonzero().flatten().tolist()
@@ -184,7 +184,7 @@ def _refilled(padded: _PaddedSubject, factor: float) -> NamedInputs:
 
 
 def _with_changed(padded: _PaddedSubject, inputs: NamedInputs, change: Callable[[Tensor], Tensor]) -> NamedInputs:
-    """Every padded position of the padded side changed."""
+    """Inputs with `change` applied to each padded position of the padded side."""
     made: dict[int, Tensor] = {}
 
     def at_padding(tensor: Tensor) -> Tensor:
@@ -324,7 +324,7 @@ def _sizes_of_gradients(padded: _PaddedSubject) -> dict[str, Tensor]:
 
 
 def _conventions(right: _PaddedSubject, base: Tensor, subject: Subject) -> list[Finding]:
-    """NaN in the padding, and an item that is all padding: conventions of both are one finding."""
+    """Findings about NaN in the padding and about an item that is all padding. Two notes about these become one."""
     nan = list(_nan_inside(right, base))
     if any(finding.severity == "error" for finding in nan):
         return nan
@@ -339,7 +339,7 @@ _RARELY = "The latter matters only where padding may hold what was never written
 
 
 def _nan_inside(padded: _PaddedSubject, base: Tensor) -> Iterator[Finding]:
-    """NaN in the padding."""
+    """Findings about NaN in the padding."""
     if padded.inputs.vocabulary:
         return
     out = _call(padded, _with_changed(padded, padded.inputs, lambda tensor: torch.full_like(tensor, torch.nan)))
@@ -368,7 +368,7 @@ def _nan_inside(padded: _PaddedSubject, base: Tensor) -> Iterator[Finding]:
 
 
 def _all_padding(subject: Subject) -> Iterator[Finding]:
-    """A batch item that is all padding."""
+    """Findings about a batch item that is all padding."""
     if not subject.takes("B"):
         return
     some = _padded(subject, [(), range(4, _PADDED), range(5, _PADDED)])

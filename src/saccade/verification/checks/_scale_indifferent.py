@@ -48,7 +48,7 @@ class ScaleIndifference:
 
 
 def indifferent(subject: Subject) -> ScaleIndifference | None:
-    """The first attention of a target whose weights are the same for other queries, other keys or both; None where
+    """The first attention of a target whose weights are the same for other queries, other keys or both; None if
     there is none, or where it cannot be determined."""
     try:
         subject = exact(subject)

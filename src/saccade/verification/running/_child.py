@@ -67,7 +67,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ChildStarted:
-    """The child lives. `spoilt`: forked from a process whose GPU or autograd threads it cannot go on with."""
+    """Message: the child runs. `spoilt`: it was forked from a process whose GPU or autograd threads it cannot use."""
 
     spoilt: bool
 
@@ -409,7 +409,7 @@ def _limit_memory(gib: float) -> None:
 
 
 def _spoilt() -> bool:
-    """Whether this fork cannot go on where its parent has used a GPU or started autograd's threads for one."""
+    """Whether this fork cannot run because its parent has used a GPU, or started autograd's threads for one."""
     if not torch.cuda.is_available() and not getattr(torch.cuda, "_is_in_bad_fork", bool)():
         return False
     if getattr(torch.cuda, "_is_in_bad_fork", bool)():

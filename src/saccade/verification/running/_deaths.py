@@ -45,7 +45,8 @@ class ChildDeath:
 
 
 def as_message(death: ChildDeath, size: int = 0) -> CheckDone | TargetUnusable:
-    """`size` is that of the model, in bytes: a large one that ends by a limit of ours is not to blame."""
+    """The message for a child that died. `size`: bytes of the model; a large model that ends by a limit of ours is not
+    to blame."""
     location = where(death.traceback)
     check = next(iter(chosen((death.stage,))), None)
     if check is None:

@@ -16,7 +16,7 @@ _CALLER = str(Path(__file__).with_name("_calling.py"))
 
 
 def location_here() -> Location | None:
-    """The line of the target's own source that is running now, None where the target is not what runs."""
+    """The line of the target's own source that is running now, None if the target is not what runs."""
     for frame in _frames():
         if frame.f_code.co_filename == _CALLER:
             return None

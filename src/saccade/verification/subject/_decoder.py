@@ -132,7 +132,7 @@ def picked_state(returned: Any, where: int | str | tuple[int, ...] | None) -> An
     """The state at `where` of a result.
 
     Raises:
-        UnreadableResult: nothing stands there.
+        UnreadableResult: the result has no such place.
     """
     if where is None:
         raise UnreadableResult("what it keeps is not among what it returns", None)

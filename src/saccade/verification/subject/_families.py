@@ -62,10 +62,7 @@ def _terms(config: Any) -> int:
 
 def promised(module: nn.Module, config: Any, promise: Promise) -> Promise:
     """`promise`, with the scale of the module's family if the user gives none. A scale that differs by layer is
-    promised for one layer, not for a model of several.
-
-    A scale that differs by layer is promised for one layer, not for a model of several.
-    """
+    promised for one layer, not for a model of several."""
     rule = SCALES.get(getattr(config, "model_type", ""))
     if rule is None:  # a reader of images or sounds before a decoder of such a family
         config = _text(config)

@@ -50,7 +50,7 @@ class SteadySubject:
 
 
 def exactly(subject: Subject, compute: Callable[[Subject], Tensor]) -> Tensor | None:
-    """`compute` of the target in float64; None where it is in float64 already, raises, or rounds to less inside."""
+    """`compute` of the target in float64; None if it is in float64 already, raises, or rounds to less inside."""
     if subject.dtype == torch.float64:
         return None
     rounding = WatchedOperations(_rounds)

@@ -164,17 +164,15 @@ class Subject:
 
     def one_sequence(self, inputs: NamedInputs) -> NamedInputs:
         """Self-attention of form "qkv": the query tensor is key and value, too. Other forms are unchanged, and so are
-        keys or values of another width.
-
-        Other forms as they are, and keys or values of a width of their own.
-        """
+        keys or values of another width."""
         if self.form != "qkv" or len({tensor.shape[-1] for tensor in inputs.tensors.values()}) > 1:
             return inputs
         return replace(inputs, tensors=dict.fromkeys(inputs.tensors, inputs["query"]))
 
     @cached_property
     def own_part(self) -> Subject | None:
-        """Form "cross": its attention over the queries' own sequence, the context filled in; None without such masks.
+        """For form "cross": the attention over the queries' own sequence, with the context filled in; None without
+        masks for it.
 
         Of form "self", with `Reading.own_masks` as its masks.
         """

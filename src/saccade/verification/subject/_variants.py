@@ -78,7 +78,7 @@ class _Situation:
     training: bool = False
 
     def output(self, subject: Subject) -> Tensor | None:
-        """(B, L, E), (B, L, V) or (B, H, L, D) with 0 where it is padded; None where no such call is taken."""
+        """(B, L, E), (B, L, V) or (B, H, L, D) with 0 where it is padded; None if no such call is taken."""
         run: Callable[..., CallResult] = repeated if subject.form == "tokens" else steady
         try:
             with subject.training() if self.training else nullcontext():
@@ -224,7 +224,7 @@ def _constants(reading: Reading, changes: tuple[_Change, ...]) -> dict[str, Any]
 
 
 def _taken(plain: Subject, changes: tuple[_Change, ...], situation: _Situation, before: Tensor) -> Reading | None:
-    """The reading of the call; None where no such call gives an output of the same shape as `before`."""
+    """The reading of the call; None if no such call gives an output of the same shape as `before`."""
     reading = replace(plain.reading, constants=_constants(plain.reading, changes))
     mask = next((change.mask for change in changes if change.mask is not None), None)
     if mask is not None:

@@ -123,7 +123,7 @@ class TraceMode(FunctionMode):
             self._shadows.put(tensor, shadow)
 
     def of(self, tensor: Any) -> TensorShadow | None:
-        """The shadow of a tensor; None where its shape has changed."""
+        """The shadow of a tensor; None if its shape has changed."""
         shadow = self._shadows.get(tensor)
         if shadow is None:
             return None

@@ -16,7 +16,7 @@ from ._units import TracedAttention, summed_axis
 def probed(
     subject: Subject, inputs: NamedInputs, out: Tensor, *, pairs: Tensor | None = None, padding: Tensor | None = None
 ) -> TracedAttention | None:
-    """The attention of a call that gave `out`, None where its outputs are not `weights @ value`."""
+    """The attention of a call that gave `out`, None if its outputs are not `weights @ value`."""
     query, key, value = (inputs[name] for name in ("query", "key", "value"))
     length, width = value.shape[-2:]
     parts = []

@@ -119,7 +119,7 @@ def joined(
 
 
 def elementwise(shape: torch.Size, shadows: Sequence[TensorShadow]) -> TensorShadow | None:
-    """The shadow of a function of each element, with broadcasting; None where the shapes say that it is none."""
+    """The shadow of a function of each element, with broadcasting; None if the shapes say that it is none."""
     pairs = [shadow for shadow in shadows if shadow.pairs is not None and _fits(shadow.pairs, shape)]
     tokens = [shadow for shadow in shadows if shadow.tokens is not None and _fits(shadow.tokens, shape)]
     if not pairs and not tokens:

@@ -99,7 +99,7 @@ class _WeightUnit:
 
     @cached_property
     def places(self) -> Tensor | None:
-        """(rows, columns) the numbers of its pairs in the whole matrix, None where positions are not known."""
+        """(rows, columns) the numbers of its pairs in the whole matrix, None if positions are not known."""
         for known in (self.rows, self.columns):
             if bool((known == UNKNOWN).any()) or len(known.unique()) != len(known):
                 return None
@@ -120,7 +120,7 @@ def attentions(products: Sequence[ScoreProduct], tokens: TokenOwners, batch: int
 
 def _features(scores: ScoreProduct) -> bool:
     """Whether these are random features, as in Performer (arXiv 2009.14794): exp of a product with a fixed matrix,
-    whose rows are nobody's tokens. A softmax over learned queries or keys is called as one."""
+    whose rows belong to no token. A softmax over learned queries or keys is a call of softmax instead."""
     sides = (scores.left_tokens, scores.right_tokens)
     return scores.softened is None and any(bool((side == UNKNOWN).all()) for side in sides)
 
@@ -237,8 +237,8 @@ def _continues(group: Sequence[_WeightUnit], unit: _WeightUnit) -> bool:
 
 
 def _whole(group: Sequence[_WeightUnit]) -> _WeightUnit:
-    """One matrix of those that are parts of it. Of tiles, whose softmax goes on from tile to tile, the weights are what
-    the logits make of them."""
+    """One unit from units that are parts of one matrix. For tiles, whose softmax continues from tile to tile, the
+    weights are computed from the logits."""
     first, (rows, columns) = group[0], group[0].lengths
     places = [unit.places for unit in group]
     made: dict[str, Tensor] = {}
@@ -276,7 +276,7 @@ def _order(positions: Tensor) -> Tensor:
 
 
 def _stacked(name: str, heads: Sequence[Sequence[_WeightUnit]]) -> Tensor | None:
-    """(B, H, ., .), None where it was not seen of all."""
+    """(B, H, ., .), None if it was not seen of all."""
     if any(name not in head.tensors for own in heads for head in own):
         return None
     return torch.stack([torch.stack([head.tensors[name] for head in own]) for own in heads])

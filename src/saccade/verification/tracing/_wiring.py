@@ -108,8 +108,8 @@ def _changed_flows(subject: Subject, inputs: NamedInputs, flow: TargetFlow) -> l
 
 
 def _output_projection(flow: TargetFlow, end: int, length: int) -> LinearMap | None:
-    """The first map of what comes from many positions that gives a row for each; one that mixes the scores of heads
-    ("talking heads") gives more.
+    """The first later map with one row for each position. A map that mixes the scores of heads ("talking heads") has
+    more rows.
 
     Raises:
         Inapplicable: there are such maps, and none gives rows for positions.
@@ -155,7 +155,7 @@ def _slots(labels: Tensor, length: int) -> Tensor | None:
 
 
 def _leaves(subject: Subject, inputs: NamedInputs) -> list[PositionwiseMap]:
-    """Inputs in place of projections, of a target that has none."""
+    """Inputs in place of projections, if the target has no projections."""
     if inputs.vocabulary:
         raise Inapplicable("it has no projections")
     leaves = []
@@ -186,7 +186,8 @@ def _merged_rows(
 
 
 def _row_order(flow: TargetFlow, merged: LinearMap, length: int) -> list[int]:
-    """Which row of the output projection's result reaches output 0, 1, ...; in order where that is not one each."""
+    """For each output the row of the output projection's result that reaches it; in order unless each is reached by one
+    row."""
     out = flow.result.out
     order = []
     for position in range(length):
@@ -214,7 +215,7 @@ def _row(position: int, tensor: Tensor, elements: Tensor, projections: Sequence[
 
 
 def gradients_to(total: Tensor, outs: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients of a number; None where no gradient leads: a tensor made under no_grad has none."""
+    """The gradients of a number; None if no gradient leads: a tensor made under no_grad has none."""
     wanted = [out for out in outs if out.requires_grad]
     try:
         gradients = iter(torch.autograd.grad(total, wanted, retain_graph=True, allow_unused=True) if wanted else ())

@@ -44,7 +44,7 @@ class Esm(TextEncoder):
     """ESM-2 with one of its heads, or none.
 
     Attributes:
-        contact_head: of `contacts`; None where the checkpoint has none.
+        contact_head: of `contacts`; None if the checkpoint has none.
     """
 
     def __init__(self, settings: CheckpointSettings, request: Request):

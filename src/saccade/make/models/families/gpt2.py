@@ -82,10 +82,7 @@ def decoder_head(
     settings: CheckpointSettings, request: Request, tokens: nn.Embedding, *, tied: bool
 ) -> nn.Module | None:
     """The output head of a decoder: a classifier of the last token, or a matrix of its own over the vocabulary. None
-    for the body alone, and for a head that is `tied` to the embedding.
-
-    None is the body alone, or the embedding where it is `tied` to the head.
-    """
+    for the body alone, and for a head that is `tied` to the embedding."""
     if request.head == "sequence-classification":
         classifier = Classifier(tokens.embedding_dim, request.labels, 0.0, bias=False)
         return ItemHead(classifier, settings.get("problem_type"))

@@ -173,7 +173,7 @@ class ClassTask(ClassOptions, ExampleTask):
 
 
 def label_of(value: Any, place: str) -> str:
-    """The class in a cell, without spaces around it. ValueError where there is none."""
+    """The class in a cell, without spaces around it. ValueError if there is none."""
     label = "" if isinstance(value, bool) or not isinstance(value, (str, int)) else str(value).strip()
     if not label:
         raise ValueError(f"{place}: expected a label, a word or an integer, got {value!r:.40}")

@@ -104,7 +104,7 @@ class Distillation:
         return self.student.new_model(self.teacher, self.task.label_names)
 
     def objective(self, plain: Objective, examples: Sequence[Any]) -> Objective:
-        """The objective to train instead of `plain`. ValueError where the two models do not fit together."""
+        """The objective to train instead of `plain`. ValueError if the two models do not fit together."""
         assert isinstance(plain, ExampleObjective)
         return DistilledObjective(self, plain, examples)
 

@@ -46,12 +46,12 @@ class PrunedRun:
     Attributes:
         run: the pruned run.
         pruning: the report of `saccade.prune`.
-        layers: all attention layers, also those that lost nothing.
+        layers: all attention layers, unchanged ones included.
         metrics: of the task, on the validation data: "before", "removed", and "trained" if it was trained again.
-        judged: how many examples these are.
+        judged: the number of validation examples.
         forward: the time of a forward on a batch of them, before and after.
-        verdict: where the metric got worse by a larger share than that of the parameters saved: that it was not worth
-            it, and what would be.
+        verdict: if the metric got worse by a larger share than that of the parameters saved: sentences that pruning
+            was not worth it, and what would be. Otherwise empty.
 
     Example:
         >>> import pathlib, tempfile, saccade

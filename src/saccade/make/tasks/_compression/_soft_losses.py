@@ -21,7 +21,7 @@ def softened_divergence(student: Tensor, teacher: Tensor, temperature: float) ->
     """T² KL(softmax(teacher / T) || softmax(student / T)) of each row, (N, K) and (N, K) to (N,).
 
     The factor keeps the gradient as large as at T = 1 (Hinton et al., "Distilling the Knowledge in a Neural Network",
-    2015). Logits of -inf stand in both for what cannot be.
+    2015). Impossible classes have logits of -inf in both.
     """
     of_teacher, of_student = ((logits / temperature).log_softmax(-1) for logits in (teacher, student))
     truth = of_teacher.exp()
@@ -37,7 +37,7 @@ def state_distance(student: Tensor, teacher: Tensor, real: Tensor | None, projec
     Args:
         student, teacher: (B, L, E) and (B, L, F).
         real: (B, L) bool; None: all tokens are.
-        projected: (B, L, F); None where the widths are equal.
+        projected: (B, L, F); None if the widths are equal.
     """
     if projected is None:
         apart = 1 - F.cosine_similarity(student, teacher, dim=-1)
@@ -50,7 +50,7 @@ def relation_distance(student: Observation, teacher: Observation) -> Tensor:
     """The distance of two layers: of attention weights and of the similarity of values.
 
     KL(teacher || student) of the weights, and of softmax(v vᵀ / sqrt(D)), each the mean over heads and tokens (Wang et
-    al., MiniLM, 2020). Where both have as many heads, the weights are those that the models compute. Else queries,
+    al., MiniLM, 2020). If both have equally many heads, these are the models' own weights. Else queries,
     keys and values of all heads are put side by side and split anew into as many heads for both (Wang et al.,
     MiniLMv2, 2021).
 

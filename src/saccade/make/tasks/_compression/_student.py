@@ -47,7 +47,7 @@ class Student:
         """Settings, also as `layers=2,width=128`; the file of a config.json; or a checkpoint.
 
         Raises:
-            ValueError: settings that are none.
+            ValueError: invalid settings.
         """
         if isinstance(given, Mapping):
             return cls(given)
@@ -104,7 +104,7 @@ class Student:
         return [round(n * (own[name] - 1) / max(count - 1, 1)) for n in range(count)]
 
     def check_labels(self, task: str, labels: Sequence[str]) -> None:
-        """ValueError where the student is a run of the same task with other labels."""
+        """ValueError if the student is a run of the same task with other labels."""
         folder = Path(self.initial or "")
         if self.initial is None or not (folder / TASK).is_file():
             return

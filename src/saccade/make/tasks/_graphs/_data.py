@@ -23,7 +23,7 @@ class Graph:
         edges: int64 (2, M), of each edge the node it leads from and the node it leads to; each once, and unless the
             graph is directed in both directions.
         ids: the name of each node, each another.
-        labels: of each node; None where nothing says.
+        labels: of each node; None if unknown.
         parts: numbers of nodes by `PARTS`, as far as the file says; all of them have labels.
         place: the file or folder.
     """

@@ -24,7 +24,7 @@ BEGINNING = (BLANK, UNKNOWN, SPACE)  # of every vocabulary: the blank is token 0
 
 
 def text_of(value: Any, place: str) -> str:
-    """The text in a cell, with composed characters and single spaces. ValueError where there is none."""
+    """The text in a cell, with composed characters and single spaces. ValueError if there is none."""
     if not isinstance(value, str):
         raise ValueError(f"{place}: expected a text, got {value!r:.40}")
     text = " ".join(unicodedata.normalize("NFC", value).split())

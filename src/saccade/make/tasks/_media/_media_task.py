@@ -27,7 +27,7 @@ class MediaTask(MediaOptions, ClassTask):
 
     @abstractmethod
     def example(self, path: Path, said: str | None, place: str) -> Any:
-        """The example of a file. ValueError where it is broken."""
+        """The example of a file. ValueError if it is broken."""
 
     def files(self, path: Path) -> list[Path]:
         """A folder, or a table and the files in its column."""

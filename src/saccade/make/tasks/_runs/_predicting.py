@@ -60,7 +60,7 @@ class Predicted:
         task: whose `line` formats a prediction.
         values: of each input, plain; None for all but the input where it is empty.
         empty: the numbers of the empty inputs.
-        save_picture: writes the task's picture. ValueError where it has none.
+        save_picture: writes the task's picture. ValueError if it has none.
     """
 
     task: Task

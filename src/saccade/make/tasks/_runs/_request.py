@@ -35,7 +35,7 @@ class TaughtBy(Protocol):
         """A new model to train."""
 
     def objective(self, plain: Objective, examples: Sequence[Any]) -> Objective:
-        """The objective to train instead of `plain`. ValueError where student and teacher do not fit together."""
+        """The objective to train instead of `plain`. ValueError if student and teacher do not fit together."""
 
 
 @dataclasses.dataclass(frozen=True)

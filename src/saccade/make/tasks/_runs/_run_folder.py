@@ -34,7 +34,7 @@ class TaskFile:
     share: float
 
     def changed(self) -> str | None:
-        """Which training data are missing or have changed, as text; None where they are the same."""
+        """Which training data are missing or have changed, as text; None if they are the same."""
         for path, known in self.digests.items():
             files = self.task.files(Path(path))
             if not all(file.exists() for file in files):
@@ -107,6 +107,6 @@ def weights_digest(source: Path | str) -> str:
 
 
 def check_elsewhere(out: Path, folder: Path) -> None:
-    """ValueError where a run would be written into the folder of the run whose weights it needs."""
+    """ValueError if a run would be written into the folder of the run whose weights it needs."""
     if out.resolve() == folder.resolve():
         raise ValueError(f"out: {out} is the run that it is made of; expected another folder")

@@ -156,7 +156,7 @@ def check_options(owner: str, options: Iterable[str], known: Set[str]) -> None:
 def open_run(run: TrainedRun | str | Path, options: Mapping[str, Any]) -> TrainedRun:
     """The run in a folder, with other options for reading data.
 
-    FileNotFoundError or ValueError where there is no run of a task; TypeError for options that must not differ.
+    FileNotFoundError or ValueError if there is no run of a task; TypeError for options that must not differ.
     """
     if isinstance(run, TrainedRun):
         return dataclasses.replace(run, task=run.task.changed(options))

@@ -52,7 +52,7 @@ class Tuning:
         return f"the head and {'' if self.lora is None else f'changes of rank {self.lora} in '}{blocks}"
 
     def apply(self, model: Model) -> None:
-        """Freeze all other weights of the model. ValueError where it has no blocks, or fewer than `last`."""
+        """Freeze all other weights of the model. ValueError if it has no blocks, or fewer than `last`."""
         if not self:
             return
         blocks = self._blocks(model)

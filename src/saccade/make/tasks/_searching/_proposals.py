@@ -44,10 +44,7 @@ class Proposal:
 
     def is_hopeless(self, look: int, cost: float) -> bool:
         """Add the cost of an evaluation of the trial (lower is better). Returns whether the lowest cost so far is above
-        the median of the other trials after as many evaluations.
-
-        Whether its best look so far is worse than the median of the other trials' after as many looks.
-        """
+        the median of the other trials after as many evaluations."""
         with _quiet():
             self._trial.report(cost, look)
             return self._trial.should_prune()

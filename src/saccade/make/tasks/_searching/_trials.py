@@ -86,7 +86,7 @@ def ranked(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def read_trials(path: Path) -> Trials:
-    """Read the file of `Trials.write`. ValueError where it is damaged."""
+    """Read the file of `Trials.write`. ValueError if it is damaged."""
     values = read_json(path)
     try:
         trials = [Trial(**{**trial, "looks": tuple(trial["looks"])}) for trial in values["trials"]]

@@ -83,7 +83,7 @@ def _is_even(dates: DatetimeIndex) -> bool:
 
 
 def even_step(dates: DatetimeIndex, places: Sequence[str]) -> str:
-    """The step from each of three or more dates to the next, of which some may be missing. ValueError where there is
+    """The step from each of three or more dates to the next, of which some may be missing. ValueError if there is
     none."""
     step = _inferred(dates)
     if step is not None:
@@ -106,7 +106,7 @@ def even_step(dates: DatetimeIndex, places: Sequence[str]) -> str:
 
 
 def steps_between(dates: DatetimeIndex, step: str, places: Sequence[str]) -> DatetimeIndex:
-    """All dates one `step` apart from the first of `dates` to the last. ValueError where these are not among them, or
+    """All dates one `step` apart from the first of `dates` to the last. ValueError if these are not among them, or
     where most are missing: the step is another one."""
     import pandas as pd
 

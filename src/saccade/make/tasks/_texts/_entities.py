@@ -54,7 +54,7 @@ def completed(tags: Iterable[str]) -> tuple[str, ...]:
 def entities_of(tags: Sequence[str]) -> list[Entity]:
     """The entities of tags (W,), read as seqeval does by default, also where no scheme allows the sequence.
 
-    One begins at `B` and `S`, and at any other tag that goes on with nothing: after `O`, `E`, `S` or another kind.
+    An entity begins at `B` and `S`, and at any other tag that continues no entity: after `O`, `E`, `S` or another kind.
     """
     entities: list[Entity] = []
     before, last = OUTSIDE, ""

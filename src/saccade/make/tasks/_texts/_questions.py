@@ -32,7 +32,7 @@ class Question:
 
     @property
     def expected(self) -> list[str]:
-        """The right answers; "" where there is none."""
+        """The right answers; "" if there is none."""
         assert self.answers is not None
         return [text for text, _ in self.answers] or [""]
 
@@ -131,7 +131,7 @@ def _text(name: str, value: Any, place: str) -> str:
 
 
 def _only_place(text: str, context: str, start: str, place: str) -> int:
-    """The position of a text in its context. ValueError where it is missing, or occurs several times."""
+    """The position of a text in its context. ValueError if it is missing, or occurs several times."""
     count = sum(context.startswith(text, n) for n in range(len(context))) if text.strip() else 0
     if count != 1:
         told = f"in the context {count} times" if count else "not in the context"

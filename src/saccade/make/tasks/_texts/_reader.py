@@ -45,7 +45,7 @@ class TextReader:
         return tokenizer.whole_many(texts, self.limit(tokenizer))
 
     def limit(self, tokenizer: AnyTokenizer) -> int | None:
-        """Tokens of a text that are read at once, the special ones included; None where nothing limits them."""
+        """Tokens of a text that are read at once, the special ones included; None if nothing limits them."""
         limits = [limit for limit in (self.longest, tokenizer.longest) if limit is not None]
         return min(limits, default=None)
 
@@ -59,7 +59,7 @@ class TextReader:
         return parts if self.long == "slide" else parts[:1]
 
     def refuse_long(self, tokenizer: AnyTokenizer, place: str, count: int) -> None:
-        """ValueError where a text has more tokens than are read, if `long` is "refuse"."""
+        """ValueError if a text has more tokens than are read, if `long` is "refuse"."""
         limit = self.limit(tokenizer)
         if self.long == "refuse" and limit is not None and count > limit:
             raise ValueError(

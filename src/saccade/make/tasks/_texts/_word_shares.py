@@ -51,7 +51,7 @@ def word_shares(
         first: how many of the text's tokens stand before those.
 
     Returns:
-        None where the model has no embedding of its tokens that could be moved.
+        None if the model has no embedding of its tokens that could be moved.
     """
     before, spans = _spans(model, text, ids, first)
     ordinary = torch.zeros(len(ids), dtype=torch.bool)

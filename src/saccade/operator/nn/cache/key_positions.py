@@ -133,7 +133,7 @@ def standing(mask: Mask | None, reach: int) -> Mask | None:
 
 
 def refuse_placed(mask: Mask | None) -> None:
-    """ValueError where a mask says itself where its queries stand."""
+    """ValueError if the mask is placed by `.at` or `.slice`."""
     if mask is not None and _placed(mask):
         raise ValueError(f"mask: with a cache it must not be placed by .at or .slice, the cache does that: {mask!r}")
 

@@ -295,7 +295,7 @@ def lasting() -> AbstractContextManager[object]:
 
 
 def refuse_gradients(name: str, *tensors: Tensor) -> None:
-    """ValueError where a graph would be recorded through a cache that writes in place."""
+    """ValueError if a graph would be recorded through a cache that writes in place."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise ValueError(
             f"{name}: writes in place and keeps no gradients; decode under torch.no_grad(), or train through a "

@@ -91,7 +91,7 @@ class StreamingLayer(WindowLayer):
         """Add new tokens, and rotate queries and visible keys by their places in the cache.
 
         Args:
-            query: (B, Hq, L, D), not turned; None where only biases go by places.
+            query: (B, Hq, L, D), not turned; None if only biases go by places.
             key, value: (B, Hkv, L, D), not turned, and (B, Hkv, L, Dv).
             mask, bias, padding: as in `append`.
             turn: rotary positions, `turn(x (B, H, L, D), offset)`.

@@ -248,7 +248,7 @@ def _checked(mask: Mask, batch: int, rows: int, keys: int) -> Mask:
 
 
 def looked_at(mask: Mask, rows: int, keys: int, key: Tensor) -> Mask | None:
-    """A small mask as bits, which PyTorch's fused kernels take; None where it shows everything."""
+    """A small mask as bits, which PyTorch's fused kernels take; None if it shows everything."""
     batch, heads = mask._batch_and_heads()
     if batch * heads * rows * keys > _DIRECT:
         return mask

@@ -227,7 +227,7 @@ class BeforeScores(Writer):
 
 
 def _factor(row: np.ndarray, made: np.ndarray) -> float | None:
-    """The factor between the table's row and ``made``; None where ``made`` is not a multiple of it."""
+    """The factor between the table's row and ``made``; None if ``made`` is not a multiple of it."""
     if row.shape != made.shape:
         return None
     at = int(np.abs(row).argmax())

@@ -331,7 +331,7 @@ def _line(subject: Subject, *groups: Sequence[str]) -> Location | None:
 
 
 def _counting(subject: Subject) -> Location | None:
-    """The last line that counts the positions of the piece, or those up to it, and no frequencies."""
+    """The last line that makes position numbers: of the piece, else of all positions so far, else any."""
     counts = [step for step in _steps(subject) if step.name in _POSITIONS and step.given]
     for wanted in ([1], [4], None):  # the piece's, all so far, any
         own = [step for step in counts if wanted is None or step.given == tuple(wanted)]
@@ -341,7 +341,7 @@ def _counting(subject: Subject) -> Location | None:
 
 
 def _cutting(subject: Subject, before: int, left: int) -> Location | None:
-    """The line that leaves `left` of all positions."""
+    """The line that cuts all positions to `left` of them."""
     for step in _steps(subject, before):
         if step.name in ("getitem", "narrow") and step.taken and len(step.taken[0]) == len(step.given):
             changed = [pair for pair in zip(step.taken[0], step.given, strict=True) if pair[0] != pair[1]]
@@ -364,7 +364,7 @@ def _line_of(subject: Subject, side: str) -> Location | None:
 
 
 def _past_capacity(subject: Subject) -> Iterator[Finding]:
-    """Past the point where a window or a cache made beforehand is full."""
+    """Findings about lengths at which a window or a preallocated cache is full."""
     length = _full_at(subject)
     if length <= _LENGTH:
         return
@@ -388,7 +388,7 @@ def _past_capacity(subject: Subject) -> Iterator[Finding]:
 
 
 def _full_at(subject: Subject) -> int:
-    """A length past every window and capacity that can be seen."""
+    """A length that exceeds every known window and capacity."""
     decoder = CachedDecoder(subject.fresh())
     in_pieces(decoder, _inputs(subject, 2), (1, 1))
     held = capacity(decoder.kept())

@@ -240,7 +240,7 @@ def _weights(probe: MaskArgumentProbe) -> tuple[TracedAttention, TracedAttention
 
 
 def counted(probe: MaskArgumentProbe) -> float | None:
-    """How many times a finite value of an additive mask counts in the scores; None where that could not be seen."""
+    """How many times a finite value of an additive mask counts in the scores; None if that could not be seen."""
     mask = replace(probe.mask, fill=_FINITE)
     reading = replace(probe.subject.reading, masks=(mask,))
     attentions = _weights(replace(probe, mask=mask, subject=replace(probe.subject, reading=reading)))
@@ -257,7 +257,7 @@ def counted(probe: MaskArgumentProbe) -> float | None:
 
 def as_number(probe: MaskArgumentProbe) -> float | None:
     """How much a True more than a False counts in the scores where the mask is given as booleans, and these are added
-    as 1 and 0; None where they raise an error, hide something, or do nothing."""
+    as 1 and 0; None if they raise an error, hide something, or do nothing."""
     mask = replace(probe.mask, meaning="attend", dtype="bool")
     reading = replace(probe.subject.reading, masks=(mask,))
     attentions = _weights(replace(probe, mask=mask, subject=replace(probe.subject, reading=reading)))

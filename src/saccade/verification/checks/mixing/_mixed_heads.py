@@ -216,8 +216,8 @@ def _widths_last(count: int) -> Fits:
 
 
 def _odd_one(count: int) -> Chosen:
-    """The view that puts the heads last; where heads are as many as channels in each, the step that turns one of three
-    tensors in another way than the others are turned."""
+    """The view that puts the heads last. If each head has as many channels as there are heads: the step that transposes
+    one of three tensors in another way than the others."""
 
     def choose(steps: tuple[TraceStep, ...]) -> Location | None:
         views = [step for step in steps if step.name in _VIEWS and _widths_last(count)(step)]

@@ -197,8 +197,8 @@ def _part_for_another(wiring: AttentionWiring, layer: PositionwiseMap, channels:
 
 
 def _dropped(wiring: AttentionWiring, layer: PositionwiseMap, channels: Tensor) -> Location | None:
-    """The line that drops these channels: where another part is used in their place, else where they are taken with
-    others and only the others are passed on."""
+    """The line that drops these channels: the line that uses another part in their place, else the first line that
+    reads them and does not pass them on."""
     steps = followed(ready(wiring.original), wiring.inputs, every=True).steps
     changed = _without(wiring, layer, channels, every=True).steps
     moved = [bool((a.out != b.out).any()) for a, b in zip(steps, changed, strict=False)]

@@ -46,7 +46,7 @@ def caches(subject: Subject) -> Iterator[Finding]:
 def _compared(
     subject: Subject, inputs: NamedInputs, sizes: Sequence[int], make: Callable[[], Any] | None
 ) -> tuple[int, float, float] | None:
-    """(first output that is wrong, the largest difference, relative), None where all are right."""
+    """(first output that is wrong, the largest difference, relative), None if all are right."""
     apart = torch.zeros(inputs.length)
 
     def measure(subject: Subject) -> LargestDifference:

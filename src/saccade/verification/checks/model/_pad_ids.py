@@ -44,7 +44,8 @@ def _side(subject: Subject, side: str) -> Iterator[Finding]:
 
 
 def _called(subject: Subject, side: str, tokens: Tensor) -> Tensor:
-    """The outputs for these tokens, or for the same few of the decoder and this source."""
+    """The outputs for these tokens; for `side` "source" those of the decoder, for this source and a few fixed
+    tokens."""
     with torch.no_grad():
         if side == "tokens":
             return subject(NamedInputs({"tokens": tokens}, subject.reading.vocabulary)).out
@@ -87,7 +88,7 @@ def _compared(subject: Subject, side: str) -> dict[int, Location | None]:
 
 
 def _named(subject: Subject) -> set[int]:
-    """Attributes of its modules that say what padding is."""
+    """The ids of padding in attributes of its modules."""
     modules = [] if subject.module is None else subject.module.modules()
     values = [
         value for module in modules for name, value in vars(module).items() if "pad" in name and type(value) is int

@@ -41,7 +41,7 @@ def padding(subject: Subject) -> Iterator[Finding]:
 
 
 def _content(subject: Subject, length: int) -> Iterator[Finding]:
-    """Other tokens where the mask says padding."""
+    """Real outputs must not change with the tokens in the padding."""
     sides = ("right", "left") if is_causal(subject) else ("right",)
     inputs = subject.inputs(3, length)
     for side in sides:
@@ -65,7 +65,7 @@ def _content(subject: Subject, length: int) -> Iterator[Finding]:
 
 
 def _longer(subject: Subject, length: int) -> Iterator[Finding]:
-    """The same tokens with and without padding behind them."""
+    """Outputs of the same tokens must not change when padding follows."""
     inputs, short = subject.inputs(2, length), length - 3
     real = _real(length, [short, short], "right")
 
@@ -86,7 +86,8 @@ def _longer(subject: Subject, length: int) -> Iterator[Finding]:
 
 
 def _left(subject: Subject, length: int) -> Iterator[Finding]:
-    """Padding in front, as batched generation has it: positions must then count real tokens alone."""
+    """Outputs must not change when padding precedes, as in batched generation: positions must then count only real
+    tokens."""
     if not is_causal(subject) or isinstance(subject.target, EncoderDecoderModel):
         return
     inputs, ahead = subject.inputs(2, length), 3
@@ -128,7 +129,7 @@ def _left(subject: Subject, length: int) -> Iterator[Finding]:
 
 
 def _empty(subject: Subject, length: int) -> Iterator[Finding]:
-    """An item of nothing but padding, as the last batch of a data set has it."""
+    """An item that is all padding, as the last batch of a data set may have it, must not change other items."""
     inputs = subject.inputs(3, length)
     full = _real(length, [length, length, length], "right")
     none = full.clone()

@@ -101,7 +101,7 @@ class DocumentedSource:
 
 
 def letters(names: list[str]) -> str | None:
-    """ "batch", "seq_len", "d_model" -> "BLD"; None where a name says nothing or two say the same."""
+    """ "batch", "seq_len", "d_model" -> "BLD"; None if a name says nothing or two say the same."""
     axes = [letter(name, at, names) for at, name in enumerate(names)]
     if any(letter is None for letter in axes) or len(set(axes)) < len(axes):
         return None
@@ -167,7 +167,7 @@ _ADDED = re.compile(
 
 
 def documented(source: DocumentedSource, argument: str, others: Sequence[str] = ()) -> tuple[Meaning | None, str]:
-    """The meaning that words beside the argument's name give it, and the words; None where they give none, or two.
+    """The meaning that words beside the argument's name give it, and the words; None if they give none, or two.
 
     `others` are the other arguments' names: what follows one of them is said of it.
     """
@@ -180,7 +180,7 @@ def documented(source: DocumentedSource, argument: str, others: Sequence[str] = 
 
 
 def documented_axes(source: DocumentedSource, argument: str, others: Sequence[str] = ()) -> str | None:
-    """ "(batch, q_len, k_len)" -> "BQK", "(b, m)" -> "BK"; None where no shape is documented, or any that
+    """ "(batch, q_len, k_len)" -> "BQK", "(b, m)" -> "BK"; None if no shape is documented, or any that
     broadcasts."""
     for words in passages(source, argument, others):
         if "broadcast" in words.lower():

@@ -185,7 +185,7 @@ class _MaskTrial:
     def of(self, axes: str, *, merged: int = 0) -> tuple[MaskReading | None, Meaning | None]:
         """The reading of a mask of this shape with its meaning; if it hides nothing completely, the nearest one.
 
-        None where the shape raises an error.
+        None if the shape raises an error.
         """
         codes = [*self._codes(axes, self.additive), *self._codes(axes, not self.additive)]
         codes = [replace(mask, merged=merged) for mask in codes]
@@ -214,7 +214,7 @@ class _MaskTrial:
                 yield MaskReading(self.argument, axes, "ignore", dtype)
 
     def _moved(self, mask: MaskReading) -> _OutputMovement | None:
-        """None where the mask raises an error."""
+        """None if the mask raises an error."""
         before = self._out(mask, self.inputs)
         if before is None or (mask.meaning == "additive" and not self._adds(mask)):
             return None
@@ -261,7 +261,7 @@ class _MaskTrial:
         return float(finite.mean()) if finite.numel() else float("inf")
 
     def _out(self, mask: MaskReading, inputs: NamedInputs) -> Tensor | None:
-        """The output with the hidden key hidden; None where the call fails or the mask's shape spreads into it."""
+        """The output with the hidden key hidden; None if the call fails or the mask's shape spreads into it."""
         reading = replace(self.reading, masks=(mask, *self.reading.masks))
         if mask.by_pair:
             pairs = torch.ones(inputs.length, inputs.key_length, dtype=torch.bool)

@@ -26,7 +26,7 @@ _WEIGHTS = r".*(attn|attention|weight|prob|alpha|score).*|p|w|a|att"
 def with_returns(
     reading: Reading, returned: Any, inputs: NamedInputs, source: DocumentedSource, hints: Hints
 ) -> Reading | None:
-    """The reading with the places of output and weights; None where nothing returned has an output's shape."""
+    """The reading with the places of output and weights; None if nothing returned has an output's shape."""
     tensors = dict(tensors_in(returned))
     out = hints.out if hints.out is not None else _output(reading, tensors, inputs)
     if out not in tensors or not _fits(tensors[out], reading, inputs):
@@ -67,7 +67,7 @@ def _sizes(inputs: NamedInputs) -> dict[str, int]:
 
 
 def _axes(tensor: Tensor, inputs: NamedInputs, reading: Reading) -> str | None:
-    """The letters of a tensor of attention weights, or None where it can be none."""
+    """The letters of a tensor of attention weights, or None if it can be none."""
     sizes = _sizes(inputs)
     sizes["H"] = sizes["H"] or reading.heads or 0
     for axes in _known_axes():

@@ -180,7 +180,8 @@ def _of_schema(argument: Any) -> TargetArgument:
 
 
 def _resolved(arguments: list[TargetArgument]) -> tuple[TargetArgument, ...]:
-    """Names that mean something else beside others: `src` is the context of `tgt`, `h` no input beside `x`."""
+    """The arguments, with the role of those whose name means something else beside other names: `src` is the context of
+    `tgt`, and `h` is no input beside `x`."""
     roles = [argument.role for argument in arguments]
     names = [argument.name.lower() for argument in arguments]
     for at, argument in enumerate(arguments):

@@ -63,7 +63,7 @@ def kv_heads(module: Any) -> int | None:
 
 
 def longest(module: Any) -> int | None:
-    """The longest input that a buffer of its mask, or a number of its own, lets pass."""
+    """The longest input by the target's own numbers and the buffers of its mask; None if it has neither."""
     named = list(_numbers(module, _LENGTHS))
     planes = [buffer for buffer in module.buffers() if buffer.dim() >= 2]
     squares = [buffer.shape[-1] for buffer in planes if buffer.shape[-1] == buffer.shape[-2] > 1 and _is_mask(buffer)]
@@ -71,7 +71,7 @@ def longest(module: Any) -> int | None:
 
 
 def lengths(module: Any) -> list[int]:
-    """Lengths that the target names: one that takes no other may take these."""
+    """Lengths that the target names. They are tried if it takes no other length."""
     return [length for length in {*_numbers(module, _LENGTHS)} if length <= 1024]
 
 

@@ -48,7 +48,7 @@ class TargetTrials:
         return Subject(self.target, reading).inputs(sizes.batch, sizes.length, key_length, seed=seed)
 
     def returned(self, reading: Reading, inputs: NamedInputs | None = None, tried: str = "") -> Any:
-        """The result of a call; None where it raises."""
+        """The result of a call; None if it raises."""
         inputs = inputs or self.inputs(reading)
         set_seed(0)  # so that dropout, if it is active, is the same in every trial
         try:
@@ -65,7 +65,7 @@ class TargetTrials:
             return None
 
     def out(self, reading: Reading, inputs: NamedInputs, **given: Any) -> Tensor | None:
-        """The output in our layout, or None where the call raised."""
+        """The output in our layout, or None if the call raised."""
         set_seed(0)
         try:
             return Subject(self.target, reading)(inputs, **given).out
