@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import saccade
-from saccade import ALiBi, Causal, Documents, Edges, Global, Padding, PerHead, Predicate, RelativeBias, Window
+from saccade import ALiBi, Causal, Documents, Edges, Global, Padding, PerHead, Predicate, RelativeBias, Score, Window
 from saccade.monitoring import load
 
 B, L, H, D = 3, 11, 2, 5
@@ -41,6 +41,7 @@ BIASES = {
     "tensor": torch.randn(1, H, L, L),
     "slopes": ALiBi(torch.tensor([0.5, 0.1])).at(2),
     "slopes by item": ALiBi(torch.tensor([0.5, 0.1])).at([0, 1, 2]),
+    "a score of distances": Score(lambda s, b, h, q, k: s - 0.3 * (h + 1) * (q - k).abs()).at([0, 1, 2]),
     "table": RelativeBias(torch.randn(8, H), bidirectional=False, max_distance=20),
 }
 
@@ -124,6 +125,11 @@ def test_numbers_that_are_not_finite_come_back(tmp_path):
     assert seen.alarms and "not finite" in str(seen)
     read = again(seen, tmp_path)
     assert str(read) == str(seen)
+
+
+def test_a_score_without_a_form_is_named(tmp_path):
+    seen = observed(bias=Score(lambda s, b, h, q, k: s * s))
+    assert seen.save(tmp_path / "a.safetensors") == {"": "the bias is a Score, which has no form as plain values"}
 
 
 def test_a_mask_without_a_form_is_named(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...operator._biases import ALiBi, Bias, RelativeBias, RelativeLine, TensorBias
+from ...operator._biases import ALiBi, Bias, RelativeBias, RelativeLine, RelativeScores, TensorBias
 from ...operator._masks import FromTensor, Mask, mask_classes
 from ...operator._masks._data import OwnedTensor, Subset
 from ...operator._scores import ModifiedScores, Score
@@ -85,11 +85,11 @@ def stored_bias(bias: Bias | None, name: str, tensors: Tensors) -> Any:
     """A bias as values for JSON. UnstorableMask for an unknown kind."""
     if bias is None:
         return None
-    if type(bias) not in (TensorBias, ALiBi, RelativeBias):
-        name = "Score" if isinstance(bias, (Score, ModifiedScores, RelativeLine)) else type(bias).__name__
+    if type(bias) not in (TensorBias, ALiBi, RelativeBias, RelativeLine):
+        name = "Score" if isinstance(bias, (Score, ModifiedScores)) else type(bias).__name__
         raise UnstorableMask(f"the bias is a {name}, which has no form as plain values")
     tensors[name] = bias.parameter.detach().cpu().contiguous()
-    own = {key: getattr(bias, key) for key in ("bidirectional", "max_distance") if hasattr(bias, key)}
+    own = {key: getattr(bias, key) for key in ("bidirectional", "max_distance", "first") if hasattr(bias, key)}
     offset = bias.offset.tolist() if isinstance(bias.offset, Tensor) else bias.offset
     return {"bias": type(bias).__name__, "parameter": name, "offset": offset, **own}
 
@@ -101,9 +101,11 @@ def read_bias(value: Any, tensors: Tensors) -> Bias | None:
     parameter = tensors[value["parameter"]]
     if value["bias"] == "TensorBias":
         return TensorBias(parameter)
-    bias: ALiBi | RelativeBias
+    bias: RelativeScores
     if value["bias"] == "ALiBi":
         bias = ALiBi(parameter)
+    elif value["bias"] == "RelativeLine":
+        bias = RelativeLine(parameter, int(value["first"]))
     elif value["bias"] == "RelativeBias":
         bias = RelativeBias(parameter, bool(value["bidirectional"]), int(value["max_distance"]))
     else:
@@ -111,6 +113,4 @@ def read_bias(value: Any, tensors: Tensors) -> Bias | None:
     offset = value["offset"]
     if offset is None:
         return bias
-    placed = bias.at(offset if isinstance(offset, int) else torch.tensor(offset))
-    assert isinstance(placed, (ALiBi, RelativeBias))
-    return placed
+    return bias.at(offset if isinstance(offset, int) else torch.tensor(offset))
