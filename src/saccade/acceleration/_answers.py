@@ -80,7 +80,7 @@ def _computed(meaning: SdpaMeaning) -> Tensor | str:
 
 
 def _told(meaning: SdpaMeaning) -> Tensor | str:
-    """As `_computed`, and notifies the observers of this thread, which do not see the call anywhere else."""
+    """The result of `_computed`. Notifies the observers of this thread, which do not see the call otherwise."""
     edits = _observers.edits_of(SOURCE)
     with _observers.aside() as observers:
         if edits is not None:

@@ -82,7 +82,8 @@ class AcceleratedModel:
         return lines + [f"{count:8}  {kind}: {state}" for (kind, state), count in left.items()]
 
     def listed(self, every: bool) -> list[str]:
-        """One line for each module, or for each group of modules that are alike but for the numbers in their names."""
+        """One line for each module; unless `every`, one for modules of one kind and status whose names differ only in
+        numbers."""
         groups: dict[Any, list[str]] = {}
         for layer in self.layers:
             pattern = layer.name if every else re.sub(r"\d+", "*", layer.name)

@@ -30,7 +30,7 @@ class AttentionOfTokens:
 
     Attributes:
         documents: which tokens belong together. tokens: how many there are.
-        causal: whether a token sees those before it alone.
+        causal: whether a token sees no later token.
         calls: how many calls there were.
     """
 

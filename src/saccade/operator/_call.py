@@ -94,7 +94,7 @@ class GraphTensor(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ObservedCall(AttentionCall):
-    """A call and its results. Its tensors may be views of those of a model."""
+    """A call and its results. Its tensors may be views of the model's."""
 
     out: Tensor  # (B, Hq, Lq, Dv)
     source: str  # what was called: "saccade.attention", "F.scaled_dot_product_attention", ...

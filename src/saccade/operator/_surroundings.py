@@ -41,6 +41,6 @@ def lasting(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def no_transform() -> bool:
-    """Whether none of these is active; cheaper than to leave them all."""
+    """Whether torch.func, dispatch modes and inference mode are all inactive. The test is cheaper than leaving them."""
     special = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
     return not (special or torch.is_inference_mode_enabled())

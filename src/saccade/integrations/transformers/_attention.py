@@ -54,7 +54,7 @@ def weights(meaning: AttentionCall) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def statistics(meaning: AttentionCall) -> Any:
-    """`saccade.Statistics` of the call, padded queries left out where the mask tells of them."""
+    """`saccade.Statistics` of the call, without padded queries if the mask marks them."""
     from ...operator._statistics import statistics as of
 
     return of(meaning.query, meaning.key, value=meaning.value, **{**meaning.scoring(), "mask": meaning.counted_mask})

@@ -212,7 +212,7 @@ class ExampleObjective(Objective):
         return Evaluation(loss, scores, task.cost(scores))
 
     def judged_rows(self, accelerator: Accelerator | None) -> int:
-        """The rows of a batch in evaluation: at most those of a micro-batch, which is known to fit into memory."""
+        """The rows of a batch in evaluation: at most as many as in a micro-batch, which is known to fit into memory."""
         processes = 1 if accelerator is None else accelerator.num_processes
         return max(1, min(JUDGED, self._batch // (self._parts * processes)))
 

@@ -230,7 +230,7 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
         return result.new_zeros(len(counts), result.shape[1]).index_add(0, batch["texts"], result) / counts[:, None]
 
     def truths(self, batch: Batch) -> Batch:
-        """The labels (T, ...) of the texts, from those of their windows."""
+        """The labels (T, ...) of the texts, from the labels of their windows."""
         counts = torch.bincount(batch["texts"])
         return {"labels": batch["labels"][counts.cumsum(0) - counts]}
 

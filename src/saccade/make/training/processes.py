@@ -81,7 +81,7 @@ def together(processes: Accelerator | PartialState, action: Callable[[], T]) -> 
 
     Raises:
         Exception: in the main process, the first error.
-        OtherProcessFailed: in all others.
+        OtherProcessFailed: in all other processes.
     """
     if processes.num_processes == 1:
         return action()

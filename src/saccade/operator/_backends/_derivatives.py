@@ -106,7 +106,7 @@ class _Backward(torch.autograd.Function):
 
 
 def _unread(problem: TileProblem, lse: Tensor, d_query: Tensor, d_key: Tensor, d_value: Tensor) -> Tensors:
-    """The cotangents of dq, dk, dv with those of empty rows and of keys nobody sees set to 0: they are never read."""
+    """The cotangents of dq, dk, dv, with 0 in empty rows and at keys that no row sees: those entries are never read."""
     if not problem.guard_if(d_query, d_key, d_value).guarded or problem.mask is None:
         return d_query, d_key, d_value
     d_query = torch.where((lse == NEGATIVE)[..., None], 0.0, d_query)
@@ -170,7 +170,7 @@ def _cut(tensor: Tensor | None, span: Span) -> Tensor:
 
 
 class _BlockSums:
-    """Sums of blocks by number, joined at the end; a block nobody added to is zero."""
+    """Sums of blocks by number, joined at the end; a block without summands is zero."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, Tensor] = {}

@@ -184,7 +184,7 @@ class LengthGrouped(Sampler[list[int]]):
         return items[np.argsort(self._lengths[items], kind="stable")]
 
     def _cut_into_batches(self, items: Batch) -> list[Batch]:
-        """Batches of items in the order given, each as large as may be."""
+        """Batches of items in the order given, each as large as the limits allow."""
         if self.batch_size is not None:
             return [items[at : at + self.batch_size] for at in range(0, len(items), self.batch_size)]
         assert self.tokens is not None
@@ -197,7 +197,7 @@ class LengthGrouped(Sampler[list[int]]):
         return [items[a:b] for a, b in zip(cuts, [*cuts[1:], len(items)], strict=True)]
 
     def _halved(self, batches: list[Batch], random: np.random.Generator) -> list[Batch]:
-        """Batches for every rank's steps: those with the most items are halved until there are enough."""
+        """Batches for every rank's steps: the batches with the most items are halved until there are enough."""
         while len(batches) % self.world:
             most = max(range(len(batches)), key=lambda k: len(batches[k]))
             if len(batches[most]) == 1:

@@ -32,7 +32,7 @@ def divide_writers(writers: list[nn.Linear]) -> None:
 
 
 def begin_anew(module: nn.Module | None) -> None:
-    """Draw the weights of a module anew, if it has any, and whatever else it drew."""
+    """Draw the weights of a module again, if it has any, and everything else that it draws at random."""
     if module is not None and (hasattr(module, "reset_parameters") or any(True for _ in module.parameters())):
         reset: Any = module.reset_parameters
         reset()

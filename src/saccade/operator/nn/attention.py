@@ -79,7 +79,7 @@ def check_weights(config: AttentionConfig, x: object) -> None:
 
 
 class HeadsLeft(NamedTuple):
-    """Which heads an attention layer has left of those that it began with (`saccade.prune`), by their first numbers."""
+    """The heads that an attention layer has left after pruning (`saccade.prune`), by their original numbers."""
 
     numbers: tuple[int, ...]
     original_heads: int

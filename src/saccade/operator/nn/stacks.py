@@ -335,7 +335,8 @@ class Decoder(Stack):
 
 @contextlib.contextmanager
 def undone_by_errors(cache: KVCache | None) -> Iterator[None]:
-    """A call that fails half-way leaves every layer of the cache as long as it was, or lets no other call use it."""
+    """A block. If the call in it fails, every layer of the cache gets its former length; if a layer cannot, the next
+    call raises an error."""
     if cache is None or torch.compiler.is_compiling():
         yield
         return

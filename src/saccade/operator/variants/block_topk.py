@@ -178,7 +178,7 @@ class _Blocks(NamedTuple):
 
     @property
     def limits(self) -> Tensor | None:
-        """Blocks that may be chosen among are below these, int64 (1 or B,); None: below the own block."""
+        """Upper limits (exclusive) of the blocks to choose from, int64 (1 or B,); None: the own block is the limit."""
         return None if self.causal else self.counts
 
 

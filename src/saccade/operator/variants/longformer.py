@@ -255,5 +255,5 @@ def _both(first: Mask | None, second: Mask) -> Mask:
 
 
 def _rows(rows: Tensor, Lk: int) -> Mask:
-    """All keys, for those of the rows (1 or B, Lq) only."""
+    """A mask that shows all keys to the marked rows (1 or B, Lq), and nothing to all others."""
     return Padding([Lk] * rows.shape[0], queries=rows)

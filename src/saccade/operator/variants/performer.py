@@ -239,7 +239,7 @@ class _Estimate:
         return given.tainted(out, taint), state._replace(sums=sums)
 
     def _waves_of_keys(self, given: _WideInputs) -> Tensor:
-        """Features over exp(the largest |y|^2 / 2 of the real keys of the head), 0 of others."""
+        """Features over exp(the largest |y|^2 / 2 of the real keys of the head), 0 for padded keys."""
         half = _hidden(half_square(given.key), given.kept)
         level = half.detach().amax(-2, keepdim=True) if half.shape[2] else half.detach()
         return waves(given.key, self.projection) * (half - _finite_level(level)).exp()

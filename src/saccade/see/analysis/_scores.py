@@ -35,7 +35,7 @@ ByHead = dict[str, np.ndarray]  # (layers, heads) by score; NaN where it was not
 
 
 class TextScores(NamedTuple):
-    """The scores of one text, and those of a head with equal weights."""
+    """The scores of one text, and the scores of a head with equal weights."""
 
     scores: ByHead
     chance: ByHead

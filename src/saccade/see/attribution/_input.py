@@ -67,7 +67,7 @@ class Input:
         return self.places(name, wanted)[-1]
 
     def places(self, name: str, wanted: int | str) -> list[int]:
-        """The column of a token, or those of a word."""
+        """The column of a token, or the columns of a word's tokens."""
         count = self.ids.shape[1]
         if isinstance(wanted, str):
             if self.words is None:

@@ -202,7 +202,7 @@ def attributed(
 def _split(
     given: Input, record: Recorded, vocabulary: Vocabulary, target: int, against: int | None
 ) -> tuple[dict[Component, Tensor], Tensor]:
-    """Each component's contribution, and those of heads by source (N, L)."""
+    """The contribution of each component, and of heads by source (N, L)."""
     model, rows = given.model, [target] if against is None else [target, against]
     steps: list[Step] = stream_steps(model, record, 0, len(model.blocks))
     steps += norm_steps(model.stack.norm, record.read[model.stack.norm][0])

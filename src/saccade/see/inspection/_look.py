@@ -90,7 +90,7 @@ class Look:
 
     @cached_property
     def note(self) -> str:
-        """A note on texts whose words have several tokens each; "" for others."""
+        """A note on texts whose words have several tokens each; "" for other texts."""
         return about_tokens(self.seen.words if self.whole is None else self.whole.words)
 
     @cached_property
@@ -176,7 +176,7 @@ class Look:
         return f"words {joined(runs)} of {self.words:,}"
 
     def is_all(self, columns: Sequence[int]) -> bool:
-        """Whether these are all words of the text."""
+        """Whether `columns` are all words of the text."""
         return sum(last - first + 1 for first, last in self.runs(columns)) == self.words
 
     def looking(self, columns: Sequence[int]) -> list[int]:

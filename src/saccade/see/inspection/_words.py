@@ -135,7 +135,7 @@ def tokens_a_word(words: Sequence[Word]) -> float:
 
 
 def about_tokens(words: Sequence[Word]) -> str:
-    """A note on texts whose words have several tokens each; "" for others."""
+    """A note on texts whose words have several tokens each; "" for other texts."""
     average = tokens_a_word(words)
     if average < MANY_TOKENS:
         return ""

@@ -73,7 +73,7 @@ class _Concept(NamedTuple):
 def search(site: Path, words: str) -> list[Found]:
     """The best pages and sections for some words, at most five: commands and public names of that name, then by points.
 
-    Where no page has a word, the nearest spelling that there is counts. Nothing where nothing is near.
+    A word that no page has counts as the nearest existing word. [] if nothing is near.
     """
     sections = _sections(site / "search" / "search_index.json")
     there = Counter(stem for section in sections for stem in {*section.in_title, *section.counts})

@@ -295,7 +295,7 @@ def _is_one(numbers: Tensor) -> bool:
 
 
 def _is_trivial(numbers: Tensor) -> bool:
-    """Whether these are zeros and ones: a mask and its opposite."""
+    """Whether all numbers are 0, 1 or -1, as in a mask and its opposite."""
     return bool(((numbers == 0) | (numbers.abs() == 1)).all())
 
 

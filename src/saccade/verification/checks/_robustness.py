@@ -188,7 +188,7 @@ def _items(wide: Subject) -> Iterator[Finding]:
 
 
 def _lengths(subject: Subject) -> Iterator[Finding]:
-    """Every length, as far as there is no limit."""
+    """Every length must work, up to a known limit."""
     longest = subject.reading.max_length
     wanted = {n for n in (*LENGTHS, *_sizes(subject.module)) if longest is None or n <= longest}
     fits = 0

@@ -170,8 +170,8 @@ def _of_one(subject: Subject, inputs: NamedInputs, traced: TracedAttention) -> S
 
 
 def _of_pairs(traced: TracedAttention, logits: Tensor) -> ScaleIndifference | None:
-    """Single scores that are multiplied by 0 in every item and head, and keep their weight. Those of later keys are
-    what the check of causal leaks tells."""
+    """Single scores that are multiplied by 0 in every item and head, and keep their weight. Scores of later keys are
+    left to the check of causal leaks."""
     if traced.zeroed is None:
         return None
     kept = traced.zeroed.all(0).all(0) & (logits == 0).all(0).all(0) & (traced.weights > 0).all(0).all(0)

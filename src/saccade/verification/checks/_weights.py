@@ -89,7 +89,7 @@ def _masks(subject: Subject, inputs: NamedInputs) -> Iterator[tuple[dict[str, Te
 def _measured(
     subject: Subject, inputs: NamedInputs, masks: dict[str, Tensor], result: CallResult
 ) -> TracedAttention | None:
-    """The attention whose weights may be those that are returned: the last one of their shape."""
+    """The attention that may have the returned weights: the last one with weights of their shape."""
     if result.weights is None:
         return None
     try:

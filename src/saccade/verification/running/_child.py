@@ -255,7 +255,7 @@ def _kill(process: Any) -> None:
 
 
 def _started_by(pid: int) -> Iterator[int]:
-    """The processes below a process, those in a session of their own too, where Linux tells."""
+    """The processes below a process, also those with a session of their own, if Linux reports them."""
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for child in map(int, children.read_text().split()):
@@ -264,7 +264,7 @@ def _started_by(pid: int) -> Iterator[int]:
 
 
 def _known_size(target: Any) -> int:
-    """The bytes of a model, before it is loaded those of its files; 0 where they are not known yet."""
+    """The bytes of a model, or of its files before it is loaded; 0 if they are unknown."""
     if not isinstance(target, str):
         return size_of(target)
     if not target.startswith("hf:"):

@@ -43,7 +43,7 @@ class StageBegun:
 
 @dataclass(frozen=True)
 class CallDescription:
-    """How the target is called, as `Report` tells it."""
+    """Message: how the target is called, as in `Report`."""
 
     called: str
     assumed: tuple[str, ...]

@@ -166,7 +166,7 @@ def mask_tensor(mask: MaskReading, attend: Tensor, inputs: NamedInputs) -> Tenso
 
 
 def _real_lengths(attend: Tensor, inputs: NamedInputs) -> Tensor:
-    """(B,) how many keys are real, where those come before all others."""
+    """(B,) numbers of real keys. Inapplicable unless the real keys of each item come first."""
     real = attend.expand(inputs.batch, 1, 1, inputs.key_length)[:, 0, 0]
     lengths = real.sum(-1)
     if not torch.equal(real, torch.arange(inputs.key_length, device=real.device) < lengths[:, None]):
@@ -192,7 +192,7 @@ def _canonical(tensor: Tensor, layout: str, form: str) -> Tensor:
 
 
 def _aligned(tensor: Tensor, axes: str, wanted: str) -> Tensor:
-    """Permute axes by letters; those missing become size 1, those too many must be of size 1."""
+    """Permute axes by letters. Missing axes get size 1; surplus axes must have size 1."""
     for letter in axes:
         if letter not in wanted:
             at = axes.index(letter)

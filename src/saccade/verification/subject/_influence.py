@@ -189,7 +189,7 @@ def dependence(subject: Subject, length: int, batch: int = 2) -> Tensor:
 
 
 def at_lengths(subject: Subject, wanted: Iterable[int], measure: Callable[[int], T | None]) -> dict[int, T]:
-    """The results of `measure` at those of these lengths that the target supports.
+    """The results of `measure` at the lengths that the target supports.
 
     Raises:
         TargetError: it takes none of them.
@@ -211,7 +211,7 @@ def at_lengths(subject: Subject, wanted: Iterable[int], measure: Callable[[int],
 
 
 def sequence_side(subject: Subject) -> Side:
-    """The side whose positions are those of the sequence that is attended to."""
+    """The side whose positions are the positions of the attended sequence."""
     return cast(Side, {"cross": "query", "self": "both", "tokens": "both"}.get(subject.form, "key"))
 
 

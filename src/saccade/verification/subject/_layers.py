@@ -22,7 +22,8 @@ from ._transformers import heads_of, is_transformers
 
 
 class RotaryLayer(nn.Module):
-    """A layer that is given rotary embeddings from outside: those of its own model's file, for positions from 0 on."""
+    """A layer that is given rotary embeddings from outside. They are made by its own model's file, for positions from 0
+    on."""
 
     def __init__(self, layer: nn.Module, rotary: nn.Module):
         super().__init__()

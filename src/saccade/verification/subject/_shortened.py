@@ -31,8 +31,8 @@ class LoadedModel:
 def shortened(target: Any) -> tuple[Any, tuple[str, ...]]:
     """(the model, or a shorter one, what was left out in words).
 
-    Of layers that repeat the first of each kind stays, or two where all are alike. Whether the shorter model can
-    still be called is the caller's to find out.
+    Of repeated layers the first of each kind stays, or the first two if all are of one kind. The caller
+    must test whether the shorter model can still be called.
     """
     if isinstance(target, LoadedModel):
         model, words = shortened(target.model)
@@ -84,7 +84,7 @@ def _stacks(module: nn.Module) -> dict[str, nn.ModuleList]:
 
 
 def _kept(layers: nn.ModuleList, config: Any) -> list[int]:
-    """The first layer of each kind, or the first two where all are alike."""
+    """The first layer of each kind, or the first two if all layers are of one kind."""
     kinds = [
         (_kind(layer), [str(value[at]) for _, value in _lists(config, len(layers))]) for at, layer in enumerate(layers)
     ]

@@ -130,7 +130,7 @@ class Subject:
                 module.training = modes.get(name, False)
 
     def fresh(self) -> Subject:
-        """A copy of its own to change: other dtype, training steps, hooks. Functions come as they are."""
+        """A copy that may be changed: dtype, training steps, hooks. Functions are not copied."""
         return replace(self, target=_copied(self.module) if self.module is not None else self.target)
 
     def remade(self) -> Subject | None:

@@ -145,7 +145,8 @@ class TraceMode(FunctionMode):
         return iter(call.result) if iterated else call.result
 
     def _logits(self, call: _Call) -> Tensor | None:
-        """A copy of what enters a function that may write over it."""
+        """A copy of the scores that enter a softmax or a part of it, which may write over them; None for other
+        functions."""
         name, args = call.name, call.args
         if name in SOFTMAX or name in EXP or (name in MINUS and len(args) > 1 and is_of_rows(*args[:2])):
             given = args[0] if args else call.kwargs.get("input")
@@ -455,7 +456,8 @@ def _softened(scores: ScoreProduct, pairs: Tensor, call: _Call, before: Tensor) 
 
 
 def _only_shifted(before: Tensor, after: Tensor) -> bool:
-    """Whether rows differ by a number each, which no softmax sees: and a sink beside them is known by the first."""
+    """Whether each row of scores was shifted by one number, which does not change a softmax. A sink refers to the
+    scores before the shift."""
     # of masked scores (-inf, or the least number) the shift is lost
     apart = (before - after).double().masked_fill(after < -1e30, torch.nan)
     low, high = apart.nan_to_num(nan=torch.inf).amin(-1), apart.nan_to_num(nan=-torch.inf).amax(-1)

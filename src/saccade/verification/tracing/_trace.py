@@ -37,7 +37,7 @@ class TracedCall:
     tokens: TokenOwners | None = None
 
     def line(self, *names: str) -> Location | None:
-        """Where the last call of one of these names stands."""
+        """The line of the last call with one of these names."""
         return step_line(reversed(self.steps), names)
 
 

@@ -107,7 +107,7 @@ class _WeightUnit:
 
 
 def attentions(products: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) -> tuple[TracedAttention, ...]:
-    """The attention computations among score products; those of a loop are joined."""
+    """The attention computations among score products; the computations of one loop are joined."""
     groups: dict[object, list[ScoreProduct]] = {}
     softened = [scores for scores in products if scores.weights is not None or scores.softened is not None]
     softened = [scores for scores in softened if not _features(scores) and not _within_tokens(scores)]
@@ -228,7 +228,7 @@ def _heads(units: Sequence[_WeightUnit]) -> list[_WeightUnit]:
 
 
 def _continues(group: Sequence[_WeightUnit], unit: _WeightUnit) -> bool:
-    """Whether a unit has pairs of the same head that the group has not."""
+    """Whether a unit has pairs of the same head that the group lacks."""
     if group[0].head != unit.head or unit.weights.numel() >= math.prod(unit.lengths):
         return False
     places = [part.places for part in (*group, unit)]
@@ -283,7 +283,7 @@ def _stacked(name: str, heads: Sequence[Sequence[_WeightUnit]]) -> Tensor | None
 
 
 def _axis(scores: ScoreProduct, traced: TracedAttention) -> Axis:
-    """Which axis of the weights the softmax ran over: as it was called, else by what sums to one."""
+    """The axis of the weights that the softmax ran over: by its call, else the axis along which weights sum to one."""
     along = scores.normalised
     if along in ("left", "right"):
         return "key" if along == (scores.keys or "right") else "query"

@@ -93,8 +93,8 @@ def steps_of(
 def masking_line(
     steps: Sequence[TraceStep], inputs: NamedInputs, *, shape_first: bool = False, argument: str = ""
 ) -> Location | None:
-    """Where the target hides keys, by the name of the call that does; `shape_first`: where the mask itself is made.
-    A line that names the `argument` comes before the other masks of the target's own."""
+    """The line that hides keys, by the name of its call; with `shape_first` the line that makes the mask. A line that
+    names the `argument` comes before the target's other masks."""
     shape = (inputs.length, inputs.key_length)
     here = [step for step in steps if step.location is not None and step.given[-2:] == shape]
     made = [step for step in here if step.name in _MADE]
@@ -114,7 +114,8 @@ def masking_line(
 
 
 def shaping_line(steps: Sequence[TraceStep], inputs: NamedInputs) -> Location | None:
-    """Where the pattern of a mask over a sequence is made: the last triangle, else the last comparison of positions."""
+    """The line that makes the pattern of a mask over a sequence: the last triangle, else the last comparison of
+    positions."""
     shape = (inputs.length, inputs.key_length)
     here = [step for step in steps if step.location is not None and step.given[-2:] == shape]
     for names in (_MADE, _ORDERING):
@@ -125,7 +126,7 @@ def shaping_line(steps: Sequence[TraceStep], inputs: NamedInputs) -> Location | 
 
 
 def line_over_sequence(steps: Sequence[TraceStep], length: int) -> Location | None:
-    """Where something other than attention joins positions: a mean, a deviation, a flip along the sequence."""
+    """The line where something other than attention joins positions: a mean, a deviation, a flip along the sequence."""
     for step in steps:
         if step.location is None or not step.taken or step.name not in _JOINING:
             continue

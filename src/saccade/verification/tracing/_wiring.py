@@ -69,7 +69,7 @@ def wiring(subject: Subject, length: int) -> AttentionWiring:
     """Follow one call of `length` positions.
 
     Raises:
-        Inapplicable: its linear maps are not those of attention as it is known.
+        Inapplicable: its linear maps do not form a known kind of attention.
     """
     original, subject = subject, ready(subject)
     inputs = subject.inputs(1, length, dtype=subject.dtype if subject.module is not None else torch.float64).leaves()
@@ -233,7 +233,7 @@ def _reached(gradient: Tensor | None, slots: Tensor) -> Tensor:
 
 
 def names_of(subject: Subject) -> dict[int, str]:
-    """Where the numbers of a parameter lie, and its name."""
+    """The names of parameters, by the address of their memory."""
     if subject.module is None:
         return {}
     return {memory_of(parameter): name for name, parameter in subject.module.named_parameters()}

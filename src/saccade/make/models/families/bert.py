@@ -76,7 +76,7 @@ class Bert(TextEncoder):
         return self.dropout(self.norm(self.tokens(layout.take(input_ids)) + types + self.places(places)))
 
     def own_positions(self, input_ids: Tensor, layout: TokenLayout) -> Tensor:
-        """The positions of tokens as they are computed."""
+        """The positions of the computed tokens."""
         return layout.positions().to(input_ids.device)
 
     def pool(self, x: Tensor, layout: TokenLayout) -> Tensor | None:
@@ -92,7 +92,7 @@ def bert_block(
     dropout: float = 0.1,
     eps: float = 1e-12,
 ) -> BlockConfig:
-    """The block of BERT and those that followed it, by their common settings.
+    """The block of BERT and of later models like it, by their common settings.
 
     Args:
         dropouts: the settings of dropout on attention's weights, and on what is added to the residual stream.

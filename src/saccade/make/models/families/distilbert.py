@@ -29,7 +29,7 @@ _EPS = 1e-12  # of all norms; no setting changes it
 class DistilBert(TextEncoder):
     """DistilBERT with one of its heads, or none. Positions count from each item's first real token.
 
-    In training, dropout also falls on what attention adds, where the published model has none.
+    In training, dropout also applies to the output of attention, unlike in the published model.
     """
 
     def __init__(self, settings: CheckpointSettings, request: Request):

@@ -118,7 +118,7 @@ def keeping_kinds(kinds: Sequence[Collection[Any]], share: float, seed: int) -> 
 
 
 def worst(outputs: Sequence[np.ndarray], truth: np.ndarray) -> list[int]:
-    """Numbers of a few examples: those with the most certain wrong class; without any, the least certain ones."""
+    """Numbers of a few examples: the most certain wrong ones; if none is wrong, the least certain ones."""
     probabilities = np.asarray(outputs)
     right = probabilities[np.arange(len(truth)), truth]
     lead = probabilities.max(axis=1) - right  # 0 where the truth is named

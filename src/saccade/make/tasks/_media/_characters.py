@@ -107,7 +107,7 @@ def ctc_loss(logits: Tensor, frames: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         logits: (B, L, V).
-        frames: (B,), those that a sound has.
+        frames: (B,), the number of each sound's frames.
         labels: (B, U), `IGNORED` behind each text.
     """
     meant = labels != IGNORED

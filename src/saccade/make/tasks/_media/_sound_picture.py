@@ -93,7 +93,8 @@ def rows_of_characters(weights: np.ndarray, frames: Sequence[str]) -> tuple[np.n
 
 
 def worst_texts(truth: Sequence[str], texts: Sequence[str], seconds: Sequence[float]) -> list[int]:
-    """Numbers of the sounds whose texts are most wrong, by edits for each character, those of `MOST` seconds first."""
+    """Numbers of the sounds with the most edits for each character of the text; sounds of at most `MOST` seconds come
+    first."""
     import jiwer
 
     errors = [0.0 if one == other else float(jiwer.cer(one, other)) for one, other in zip(truth, texts, strict=True)]

@@ -106,7 +106,7 @@ class TaskRun:
 def read_data(
     task: Task, data: str | Path, validation: str | Path | None, seed: int, share: float, *, fit: bool = True
 ) -> tuple[TaskFile, Sequence[Any], Sequence[Any]]:
-    """The task fitted to its training data, the training examples, and those to validate on.
+    """The task fitted to its training data, the training examples, and the validation examples.
 
     Args:
         validation: a file of its own; None splits a share off by the seed.
@@ -141,7 +141,7 @@ def task_run(
     given: Mapping[str, Any],
     **more: Any,
 ) -> TaskRun:
-    """The run with the settings that are given, and those of the recipe for the rest; `more` as of `TaskRun`."""
+    """The run with the given settings, and the recipe's for all others; `more` as in `TaskRun`."""
     counted = functools.partial(settings_for, recipe, given=given)
     settings = counted(len(training))
     return TaskRun(source.task, source, training, validation, Path(out), settings, counted=counted, **more)

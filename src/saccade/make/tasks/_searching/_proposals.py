@@ -53,7 +53,7 @@ class Proposal:
 def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
     """The share of each setting in the variance of the cost of ended trials (fANOVA: Hutter et al. 2014).
 
-    Empty where there is nothing to tell: fewer than four such trials, or all of them equally good.
+    Empty for fewer than four such trials, or if all of them are equally good.
     """
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
@@ -67,7 +67,7 @@ def importance(space: Space, trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def _study(space: Space, known: Sequence[Trial], values: Mapping[int, float], seed: int) -> Study:
-    """`values` are those of the trials that ended, by number."""
+    """Optuna's study of the known trials. `values`: the results of the trials that ended, by number."""
     import optuna
 
     study = optuna.create_study(

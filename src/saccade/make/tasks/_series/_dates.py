@@ -106,8 +106,8 @@ def even_step(dates: DatetimeIndex, places: Sequence[str]) -> str:
 
 
 def steps_between(dates: DatetimeIndex, step: str, places: Sequence[str]) -> DatetimeIndex:
-    """All dates one `step` apart from the first of `dates` to the last. ValueError if these are not among them, or
-    where most are missing: the step is another one."""
+    """All dates one `step` apart from the first of `dates` to the last. ValueError if these do not include all of
+    `dates`, or if most of them are missing in `dates`: then the step is wrong."""
     import pandas as pd
 
     first = pd.date_range(dates[0], periods=2, freq=step)

@@ -69,7 +69,7 @@ def _entropy(shares: np.ndarray) -> float:
 
 
 def _merged(weights: np.ndarray, rows: Sequence[Word], columns: Sequence[Word]) -> np.ndarray:
-    """Weights of words (T, S), from those of tokens (Lt, Ls)."""
+    """Weights of words (T, S), from weights of tokens (Lt, Ls)."""
     summed = np.stack([weights[:, word.first : word.last].sum(1) for word in columns], 1)
     return np.stack([summed[word.first : word.last].mean(0) for word in rows])
 

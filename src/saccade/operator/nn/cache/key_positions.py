@@ -21,7 +21,7 @@ from ..._masks._placement import _placed
 class RowsAtPositions(Mask):
     """A mask of `reach` tokens in which the query at position p is row p, whichever row of the call it is.
 
-    A mask given as a tensor counts rows; those of a call that continues a sequence are not the first ones. Positions
+    A mask given as a tensor counts rows; the rows of a call that continues a sequence are not its first rows. Positions
     outside of the sequence, which only padded rows have, are moved to its ends.
     """
 

@@ -37,8 +37,8 @@ def legend(values: Iterable[float], digits: int) -> str:
 
 
 def importance_sentences(importance: HeadImportance) -> list[str]:
-    """Sentences on the heads that matter most, those that certainly harm, those with open sign, those that matter
-    least, and the order of removal."""
+    """Sentences on heads: the most important, the certainly harmful, those of unclear sign, the least important; and
+    the order of removal."""
     if importance.removed:
         return _removals(importance)
     by_head = dict(zip(importance.heads, rises(importance).values.tolist(), strict=True))

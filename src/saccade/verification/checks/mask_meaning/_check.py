@@ -293,7 +293,7 @@ def _cast_of(name: str) -> str:
 
 
 def _cast(probe: MaskArgumentProbe) -> list[Finding]:
-    """A boolean mask that is cast to 0 and 1 and added, where nothing says that it is to be numbers."""
+    """A boolean mask that is cast to 0 and 1 and added, although nothing says that it holds numbers."""
     mask, name = probe.mask, str(probe.mask.argument)
     silent = mask.documented is None and probe.subject.promise.mask is None and "bias" not in name
     if mask.meaning != "additive" or not silent or (times := as_number(probe)) is None:

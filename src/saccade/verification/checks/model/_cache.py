@@ -25,7 +25,8 @@ _LONGEST_WINDOW = 64
 
 
 def caches(subject: Subject) -> Iterator[Finding]:
-    """Token by token, a first part and then the rest at once, and a cache of fixed size where transformers has one."""
+    """Findings about decoding with a cache: token by token, in two parts, and with transformers' cache of fixed size if
+    there is one."""
     if subject.reading.cache is None or not is_causal(subject):
         return
     window = _window(subject)

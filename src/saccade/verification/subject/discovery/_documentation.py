@@ -169,7 +169,7 @@ _ADDED = re.compile(
 def documented(source: DocumentedSource, argument: str, others: Sequence[str] = ()) -> tuple[Meaning | None, str]:
     """The meaning that words beside the argument's name give it, and the words; None if they give none, or two.
 
-    `others` are the other arguments' names: what follows one of them is said of it.
+    `others` are the other arguments' names: text after one of them describes that one.
     """
     said: dict[Meaning, str] = {}
     for words in passages(source, argument, others):

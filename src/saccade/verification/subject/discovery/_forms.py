@@ -49,7 +49,7 @@ class TargetClues:
         ]
 
     def names(self, *roles: str) -> tuple[str, ...]:
-        """The arguments of these roles, in this order; empty where one is missing or goes by place."""
+        """The arguments of these roles, in this order; empty if one is missing, or must be given by place."""
         of_roles = [next(iter(self.of(role)), None) for role in roles]
         if any(argument.is_open for argument in self.arguments) and of_roles == list(self.arguments[: len(of_roles)]):
             return ()  # what stands in *args comes by place, and so does all before it
@@ -428,8 +428,8 @@ _SHAPES = (
 
 
 def _of_one_length(trials: TargetTrials, clues: TargetClues) -> Reading | None:
-    """The reading of a module that takes one length by its design, as the windows of Swin; None for others, and where
-    that length is the number or width of its heads: an axis that is taken for another has the same effect."""
+    """The reading of a module that takes one length by design, such as the windows of Swin. None for other modules, and
+    if that length is the number or width of its heads: confusing two axes has the same effect."""
     only = _one_length(trials, clues)
     if only is None:
         return None

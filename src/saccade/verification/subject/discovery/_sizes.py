@@ -120,7 +120,7 @@ def projected(module: Any) -> Iterator[int]:
 
 
 def head_widths(module: Any) -> Iterator[int]:
-    """Head widths that a module tells: by name, else as its factor of the logits has it."""
+    """Head widths that a module states: by the names of its numbers, else by its factor of the logits."""
     if not isinstance(module, nn.Module):
         return
     yield from _numbers(module, ("head_dim", "head_size", "d_head", "dim_head", "d_k", "dk", "key_dim"))

@@ -102,7 +102,7 @@ def differs(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def tensors_in(returned: Any) -> Iterable[tuple[int | str | None, Tensor]]:
-    """The tensors of what was returned with their places: None, a place in a tuple, a key or an attribute."""
+    """The tensors in a result with their places: None, a place in a tuple, a key or an attribute."""
     if isinstance(returned, Tensor):
         yield from [(None, returned)] if _holds_numbers(returned) else ()
     elif isinstance(returned, dict):
