@@ -206,18 +206,17 @@ struct BackwardRun {
     }
 };
 
-// The same numbers of a bias that is a program. Half precision forms delta in another way there, and sigmoid's has none.
+// The same numbers of a bias that is stated as a program.
 void check_program(Case& c, uint64_t seed, const Expected& expected) {
     const Bias meant = c.problem.bias;
     if (meant.form == Bias::none || (meant.form == Bias::tensor && meant.type != Type::f32) || !c.problem.length_k) return;
     ProgramForm form(c);
     if (form.entries.empty()) return;
-    std::vector<float> gradient;
     const auto compute = [&](int threads) {
         Random random(seed);
         const int before = std::exchange(c.problem.threads, threads);
         c.problem.bias = form.bias(meant);
-        const ForwardRun forward(c, random, kernels().forward);
+        ForwardRun forward(c, random, kernels().forward);
         c.problem.bias = meant;
         BackwardRun run(c, random, forward, true, true, false);
         run.d_bias.data.assign(form.entries.size(), 0.0f);
@@ -228,7 +227,7 @@ void check_program(Case& c, uint64_t seed, const Expected& expected) {
         });
         c.problem.bias = meant;
         c.problem.threads = before;
-        return std::make_pair(forward, run);
+        return std::make_pair(std::move(forward), std::move(run));
     };
     const auto [forward, run] = compute(c.problem.threads);
     Judge judge(c, seed, "program");
