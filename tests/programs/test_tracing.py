@@ -361,6 +361,24 @@ def _branch(s, b, h, q, k):
     return s if q > k else s * 2
 
 
+def _helper_of_script(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.as_tensor(x.detach().numpy() * 2)
+
+
+def _with_whole_numbers(s, b, h, q, k):
+    q += 0.5
+    return s * q
+
+
+scripted = torch.jit.script(_helper_of_script)
+
+
 def _through_numpy(s, b, h, q, k):
     return s * torch.from_numpy(s.numpy())
 
@@ -375,6 +393,9 @@ def _through_numpy(s, b, h, q, k):
         (lambda s, b, h, q, k: s * [1.0, 2.0][h], "needed in Python"),
         (lambda s, b, h, q, k: s * math.sqrt(q), "needed in Python"),
         (_through_numpy, "needed in Python"),
+        (lambda s, b, h, q, k: Doubled.apply(s), "needed in Python"),
+        (lambda s, b, h, q, k: scripted(s), "foreign code|torch."),
+        (_with_whole_numbers, "can't be cast"),
         (lambda s, b, h, q, k: s + torch.special.i0(s), "i0"),
         (lambda s, b, h, q, k: s + F.linear(places[q], places).sum(), "linear"),
         (lambda s, b, h, q, k: s + F.gelu(s), "gelu"),

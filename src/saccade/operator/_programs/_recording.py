@@ -149,11 +149,8 @@ class Recorder(TorchFunctionMode):
     def written(self, tensor: Tensor) -> None:
         slot = self._slots.get(id(tensor), self._captured)
         if slot < self._captured:
-            raise Refused(
-                ValueError(
-                    f"{self.name} must not have side effects: it writes to a captured tensor, {describe(tensor)}"
-                )
-            )
+            which = f"it writes to a captured tensor, {describe(tensor)}"
+            raise Refused(ValueError(f"{self.name} must not have side effects: {which}"))
 
     def output(self, result: Any, score: bool) -> int:
         """The node of what the function returned."""
@@ -199,9 +196,8 @@ class Recorder(TorchFunctionMode):
 
     def _check_writes(self, func: Any, called: str, args: Any, kwargs: Any) -> None:
         in_place = called.endswith("_") and not called.endswith("__")
-        in_place |= called in ("__setitem__", "__set__", "__delitem__") or (
-            called.startswith("__i") and called[3:-2] in _OPERATORS
-        )
+        in_place |= called in ("__setitem__", "__set__")
+        in_place |= called.startswith("__i") and called[3:-2] in _OPERATORS
         changed = kwargs.get("out") if kwargs.get("out") is not None else args[0] if in_place and args else None
         if isinstance(changed, Tensor) and not isinstance(changed, Symbol):
             self.written(changed)

@@ -32,7 +32,7 @@ def applied(recording: Recording, func: Any, args: Sequence[Any], kwargs: dict[s
     if name in RULES:
         return _pointwise(recording, name, like(func, args, kwargs), ordered, kwargs)
     if name.endswith("_") and name[:-1] in RULES:
-        return _in_place(recording, name[:-1], args, kwargs)
+        return _in_place(recording, func, name[:-1], args, kwargs)
     special = _SPECIAL.get(name)
     if special is not None:
         return special(recording, func, args, kwargs)
@@ -41,13 +41,13 @@ def applied(recording: Recording, func: Any, args: Sequence[Any], kwargs: dict[s
     raise NotTraceable(f"torch.{name}")
 
 
-def _in_place(recording: Recording, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _in_place(recording: Recording, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """`score += x`: the symbol takes over the value."""
     changed = args[0]
-    if not isinstance(changed, Symbol):
-        raise NotTraceable(f"torch.{name}_ on a tensor result inside")
-    array = _worked_out(recording, name, args, kwargs)
-    _become(recording, changed, array)
+    if not isinstance(changed, Symbol) or changed.dim():
+        raise NotTraceable(f"torch.{name}_ on a tensor made inside")
+    like(func, (torch.ones((), dtype=changed.dtype), *args[1:]), kwargs)  # raises what PyTorch raises
+    _become(recording, changed, _worked_out(recording, name, args, kwargs))
     return changed
 
 
@@ -57,8 +57,8 @@ def _become(recording: Recording, changed: Symbol, array: Array) -> None:
 
 
 def _overwritten(recording: Recording, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    if not isinstance(args[0], Symbol):
-        raise NotTraceable("writes to a tensor result inside")
+    if not isinstance(args[0], Symbol) or args[0].dim():
+        raise NotTraceable("writes to a tensor made inside")
     _become(recording, args[0], array_of(recording, args[1] if len(args) > 1 else 0))
     return args[0]
 

@@ -17,7 +17,7 @@ from ..._masks._traced import TracedMask
 SIDE = 64  # rows and keys of a tile that is worked out
 EMPTY, FULL = -1, -2
 _COARSE = 32  # tiles on a side of a patch
-_AT_ONCE = 64  # tiles that are worked out together
+_AT_ONCE = 8  # tiles that are worked out together: more would go to several threads, which costs more than they save
 Array = np.ndarray[Any, Any]
 
 
