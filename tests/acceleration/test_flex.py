@@ -11,6 +11,7 @@ import pytest
 import torch
 from flex_functions import theirs
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import flex_attention as module
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
@@ -79,6 +80,19 @@ def test_a_model_trains_with_the_losses_of_the_dense_run(whole):
     torch.testing.assert_close(found, losses(plain), rtol=1e-5, atol=1e-6)
     assert run.taken == 5 and not run.left
     assert found[-1] < found[0]
+
+
+@torch.no_grad()
+def test_a_compiled_model_notices_the_switch_and_compiles_once_for_each_side():
+    counter, model, x = CompileCounter(), Model(), torch.randn(B, L, 13)
+    compiled, taken = torch.compile(model, backend=counter), []
+    for _ in range(3):
+        plain = compiled(x)
+        with saccade.accelerate() as run:
+            torch.testing.assert_close(compiled(x), plain, rtol=1e-5, atol=1e-5)
+        taken.append(run.taken)
+    assert taken == [1, 1, 1]
+    assert counter.frame_count == 3  # the whole model, and its parts before and after the call
 
 
 def test_every_reference_is_answered_inside_of_the_block_only():

@@ -197,7 +197,9 @@ def one(score, b, h, q, k):
 
 BAD = [
     ({"enable_gqa": False}, ValueError, f"query has {HQ} heads .* expected key's {HKV}; enable_gqa=True"),
-    ({"score_mod": 3}, TypeError, "score_mod must be a function .* got an? int|score_mod must be .* got int|got 3"),
+    ({"score_mod": lambda score, b, h, q: score}, TypeError, "score_mod must take the 5 arguments"),
+    ({"score_mod": lambda score, b, h, q, k: q - k}, TypeError, "score_mod must return a float tensor .* got a int32"),
+    ({"score_mod": 3}, TypeError, "score_mod must be a function .* or None, got 3"),
     ({"block_mask": saccade.Causal()}, TypeError, "block_mask must be a BlockMask .*Causal"),
     ({"return_lse": True, "return_aux": AuxRequest()}, ValueError, "return_lse: expected no return_aux"),
     ({"kernel_options": {"BACKEND": "FAST"}}, ValueError, "BACKEND must be one of .* got 'FAST'"),

@@ -112,7 +112,11 @@ def flex_call(
         mask = mask_of_blocks(block_mask, batch, heads, (rows, key.shape[2]), query.device)
     if score_mod is not None and not callable(score_mod):
         raise TypeError(f"score_mod must be a function (score, b, h, q_idx, kv_idx) or None, got {describe(score_mod)}")
-    bias = None if score_mod is None else Score(score_mod).at(0)
+    bias = None
+    if score_mod is not None:
+        bias = Score(score_mod)
+        bias._argument = "score_mod"
+        bias = bias.at(0)
     return AttentionCall(query, key, value, mask, bias, scale)
 
 

@@ -56,6 +56,7 @@ class Score(PlacedBias):
         if not callable(function):
             raise TypeError(f"Score: function must be callable as (score, b, h, q, k), got {type(function).__name__}")
         self.function = function
+        self._argument = "Score: function"  # what errors call it
         self._traced: tuple[Program, Sequence[Tensor]] | None = None
 
     def _of_heads(self, numbers: Sequence[int]) -> Score:
@@ -83,7 +84,7 @@ class Score(PlacedBias):
         Raises:
             NotTraceable: the language cannot say what the function does.
         """
-        return self._traced or traced(self.function, tuple(LEAVES), name="Score: function")
+        return self._traced or traced(self.function, tuple(LEAVES), name=self._argument)
 
     @classmethod
     def _of_program(cls, program: Program, tables: Sequence[Tensor]) -> Score:
