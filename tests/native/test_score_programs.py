@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import saccade
-from saccade.operator._backends.native._program import slopes
+from saccade.operator._backends.native._program_writer import slopes
 from saccade.operator._programs._language import OPERATIONS, Builder, evaluate
 from saccade.operator._scores import Score
 
