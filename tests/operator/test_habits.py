@@ -109,6 +109,8 @@ def test_nobody_looks_at_a_bias_of_vmap():
 FOREIGN = [
     ({"is_causal": True}, "mask=Causal()"),
     ({"is_causal": False}, "leave it out"),
+    ({"score_mod": lambda score, b, h, q, k: score * 2}, "write bias=Score(score_mod).at(0)"),
+    ({"block_mask": object()}, "call saccade.flex_attention"),
     ({"attn_mask": TUTORIAL.bool()}, "mask=attn_mask, True = attend"),
     ({"attn_mask": TUTORIAL}, "mask=attn_mask.bool()"),
     ({"attn_mask": TUTORIAL.long()}, "mask=attn_mask.bool()"),

@@ -145,3 +145,28 @@ def test_edits_of_heads_read_the_changed_scores(bias):
         saccade.intervene(model, {0: saccade.intervention.EditBias([1], torch.zeros(LQ, LK))}),
     ):
         model(query)
+
+
+def test_the_heads_that_pruning_leaves_keep_their_function():
+    torch.manual_seed(31)
+    gains = torch.rand(HQ)
+    bias = saccade.Score(lambda s, b, h, q, k: s * s * gains[h])
+    module = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=HQ))
+    x = torch.randn(B, LQ, 16)
+    with torch.no_grad():
+        with saccade.intervene(module, {0: saccade.intervention.Ablate([0, 2])}):
+            expected = module(x, saccade.Causal(), bias=bias)
+        saccade.prune(module, {0: [0, 2]})
+        torch.testing.assert_close(module(x, saccade.Causal(), bias=bias), expected)
+
+
+def test_padding_on_the_left_moves_no_token_from_its_position():
+    torch.manual_seed(37)
+    where = torch.randn(HQ, LQ)
+    bias = saccade.Score(lambda s, b, h, q, k: s * where[h, k] + where[h, q])
+    module = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(16, heads=HQ))
+    x, real = torch.randn(B, LQ, 16), torch.ones(B, LQ, dtype=torch.bool)
+    real[1, :3] = False
+    with torch.no_grad():
+        found = module(x, saccade.Causal(), bias=bias, padding=saccade.Padding(real))
+        torch.testing.assert_close(found[1:, 3:], module(x[1:, 3:], saccade.Causal(), bias=bias))

@@ -181,6 +181,12 @@ _ADVICE: dict[str, Callable[[Any, bool], str]] = {
     "window_size": _window_size,
     "softmax_scale": lambda value, has_dropout: "write scale=",
     "scale": lambda value, has_dropout: "write scale=",
+    "score_mod": lambda value, has_dropout: (
+        "leave it out" if value is None else "write bias=Score(score_mod).at(0), or call saccade.flex_attention"
+    ),
+    "block_mask": lambda value, has_dropout: (
+        "leave it out" if value is None else "call saccade.flex_attention, or write mask=Predicate(mask_mod).at(0)"
+    ),
     "alibi_slopes": lambda value, has_dropout: "write bias=ALiBi(slopes), slopes (Hq,)",
     "deterministic": _leave_out("results repeat bit by bit but on the backends that explain() says lack it"),
     "return_attn_probs": lambda value, has_dropout: "call attention_weights, or attention_with_lse for the lse",

@@ -16,6 +16,7 @@ from .._biases import TensorBias
 from .._call import CheckedCall
 from .._costs import DERIVATIVES_OF_PYTORCH, Costs, lacks_of_pytorch, lse_bytes, output_bytes
 from .._masks import Causal, FromTensor, Padding
+from .._scores import ModifiedScores
 from .._tiles import by_kv_head
 
 _SDPA = F.scaled_dot_product_attention  # PyTorch's own, whoever answers for it later: this backend may have been named
@@ -72,6 +73,8 @@ def second_best(call: CheckedCall) -> str | None:
 def _refuses_bias(call: CheckedCall) -> str | None:
     if call.bias is None:
         return None
+    if isinstance(call.bias, ModifiedScores):
+        return f"it can add to scores, and {call.bias!r} changes them"
     if not isinstance(call.bias, TensorBias):
         return f"{call.bias!r} would need a dense (Hq, Lq, Lk) tensor"
     if call.bias.parameter.dtype != call.query.dtype:
