@@ -146,6 +146,14 @@ def test_observers_see_a_call_of_flex_attention():
     assert record.source == "flex_attention"
 
 
+@torch.no_grad()
+def test_without_acceleration_the_call_is_counted_as_unobserved():
+    model = Model().requires_grad_(False)
+    with saccade.watch(model) as watched:
+        model(torch.randn(B, L, 13))
+    assert not watched.calls and "saccade.accelerate()" in watched.unobserved["flex_attention"].reason
+
+
 def test_observers_keep_and_edit_a_call_of_flex_attention():
     model, x = Model(), torch.randn(B, L, 13)
     with saccade.accelerate(), torch.no_grad():

@@ -42,7 +42,7 @@ def call_in_words(subject: Subject) -> str:
 
 
 def _shapes(reading: Reading, inputs: list[str]) -> str:
-    """"x (batch, length, 64) and context (batch, length, 32)"; inputs of one shape are named together."""
+    """ "x (batch, length, 64) and context (batch, length, 32)"; inputs of one shape are named together."""
     context = reading.context_width or reading.width
     widths = [reading.width, context, reading.value_width or context][: len(inputs)]
     if reading.form == "attention":

@@ -26,6 +26,8 @@ from ._padded import QueryRows, rows_of
 from ._thread import counted_if_it_fails
 
 SOURCE = "F.scaled_dot_product_attention"
+_KERNEL = "an attention kernel was called by itself"
+_FLEX = "PyTorch computed it; inside of saccade.accelerate() its calls on CPUs are observed"
 
 
 class AttentionCallsMode(_observers.PassiveMode, FunctionMode):
@@ -46,7 +48,7 @@ class AttentionCallsMode(_observers.PassiveMode, FunctionMode):
         if func is SDPA:
             return self._sdpa(func, args, kwargs)
         if is_kernel(func):
-            _thread.missed(str(func), "an attention kernel was called by itself")
+            _thread.missed(str(func), _FLEX if str(func) == "flex_attention" else _KERNEL)
         by_hand = self._by_hand.concerns(func, args)
         result = func(*args, **kwargs)
         try:
