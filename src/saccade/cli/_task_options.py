@@ -1,4 +1,4 @@
-"""The options that all tasks of `saccade train` share; their names are those of the settings' fields."""
+"""The options that all tasks of `saccade train` share. They have the names of the settings' fields."""
 
 from __future__ import annotations
 

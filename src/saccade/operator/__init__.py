@@ -1,4 +1,5 @@
-"""The operator and what stands on it alone: masks, biases, positions, batching, other forms of attention, and modules.
+"""The operator and everything that builds on it alone: masks, biases, positions, batching, other forms of attention,
+and modules.
 
 Begin with `_attention.py`, which checks a call and chooses a backend.
 """

@@ -1,4 +1,4 @@
-"""Attention, in one place: check the call, choose who computes it, compute it.
+"""Attention, in one place: check the call, choose a backend, compute the call.
 
     out_i = sum_j softmax_j(softcap(scale * q_i.k_j) + bias_ij) v_j       over the keys j that the mask shows to query i
 

@@ -1,4 +1,4 @@
-"""One attention call in the contract's terms, and what derives from it.
+"""One attention call in the contract's terms, and the values derived from it.
 
 `AttentionCall` is what `saccade.attention` takes, whoever computes it; `CheckedCall` is what every backend receives,
 and `ObservedCall` what observers receive.

@@ -1,4 +1,4 @@
-"""What one tile of attention is: which keys a row sees there, its logits, and products that keep poison where it was.
+"""One tile of attention: the keys that a row sees, its logits, and products that keep NaN and infinity in their rows.
 
 A *guarded* problem may hold NaN or Inf where not everybody may look. Its operands are cleaned (non-finite entries set
 to 0, remembered in `bad`), and NaN is put back into exactly those results that saw such an entry: no product of 0 and

@@ -1,4 +1,4 @@
-"""Arguments of other libraries: what `is_causal=True` and its kind are called here.
+"""Arguments of other libraries, such as `is_causal=True`, and their names in Saccade.
 
 The core functions take them as `**unknown: NoReturn`, which costs a call without them an empty dict, and `named` leaves
 that out of the signature that people and tools see. `advised` wraps what takes longer: modules, variants, `merge`.

@@ -1,4 +1,4 @@
-"""The command that brings what an extra of Saccade needs, as errors say it."""
+"""The command that installs the packages of an extra of Saccade, for error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as tables, reports and sentences show them: one rule each, named after what it does."""
+"""Numbers as text for tables, reports and sentences: one function for each format, named after it."""
 
 from __future__ import annotations
 

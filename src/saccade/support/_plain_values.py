@@ -1,4 +1,4 @@
-"""Values as JSON has them, and JSON that others wrote."""
+"""Python values as JSON, and JSON from other sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `saccade.verify` knows of models: opening `hf:DIR_OR_ID`, and calling those of `saccade.models`.
+"""How `saccade.verify` opens models (`hf:DIR_OR_ID`), and calls the models of `saccade.models`.
 
 `saccade` registers it for `verification`, which imports neither models nor inspection.
 """

@@ -1,4 +1,4 @@
-"""The layout of a padded batch: computed as it is, or packed, with the real tokens of all items in one row.
+"""The layout of a padded batch: computed with its padding, or packed, with the real tokens of all items in one row.
 
 Shape legend: B batch, L length, T real tokens, E width; ... any further axes.
 """

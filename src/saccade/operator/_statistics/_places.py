@@ -1,4 +1,4 @@
-"""Where the rows of a call stand among its keys, and which rows are no tokens.
+"""The places of a call's rows among its keys, and the rows that are not tokens.
 
 Shape legend: B items, Lq rows.
 """

@@ -1,4 +1,4 @@
-"""`MultiHeadAttention` without some of its heads: which rows and columns stay, and what its configuration then says.
+"""`MultiHeadAttention` without some of its heads: the rows and columns that stay, and the new configuration.
 
 Shape legend: Hq / Hkv query and key-value heads, D key width, Dv value width.
 """

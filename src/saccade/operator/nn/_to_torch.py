@@ -1,4 +1,4 @@
-"""From Saccade's modules to `torch.nn`'s, with their weights, where those have all that ours use."""
+"""Saccade's modules as modules of `torch.nn`, with their weights, if these have all features in use."""
 
 from __future__ import annotations
 

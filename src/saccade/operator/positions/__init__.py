@@ -1,4 +1,4 @@
-"""Positions: ways of telling attention where a token stands.
+"""Positions: ways to give attention the positions of tokens.
 
 Added to embeddings: `Sinusoidal`, `Learned`. Turning queries and keys: `Rotary`. Added to logits: `AlibiBias`,
 `T5Bias`. Frozen values that name one of the last three in a configuration: `RotaryConfig`, `AlibiConfig`, `T5Config`.

@@ -1,4 +1,4 @@
-"""Positions as biases on the logits: modules that hold what `saccade.ALiBi` and `saccade.RelativeBias` are made of.
+"""Positions as biases on the logits: modules that hold the parameters of `saccade.ALiBi` and `saccade.RelativeBias`.
 
 Shape legend: Hq query heads.
 """

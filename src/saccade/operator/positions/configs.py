@@ -1,4 +1,4 @@
-"""Position schemes of attention as values: what a configuration holds, and what builds the module.
+"""Position schemes of attention as values: a configuration holds one, and builds its module.
 
 Shape legend: Hq query heads, D head width.
 """

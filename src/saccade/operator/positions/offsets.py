@@ -1,4 +1,4 @@
-"""Where the tokens of a call stand.
+"""The positions of the tokens of a call.
 
 Shape legend: B batch, L length.
 """

@@ -1,4 +1,4 @@
-"""cos and sin of positions: what sinusoidal and rotary positions are made of.
+"""cos and sin of positions, from which sinusoidal and rotary positions are computed.
 
 Shape legend: B batch, L length, n frequencies.
 """

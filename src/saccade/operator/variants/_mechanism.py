@@ -1,4 +1,4 @@
-"""What a mechanism is: how queries read keys and values, as a value that configures it and a module that does it.
+"""A mechanism: a way for queries to read keys and values, as a configuration and the module that it builds.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads (query head h reads h // (Hq // Hkv)), Lq / Lk lengths,
 D key width, Dv value width, E model width.

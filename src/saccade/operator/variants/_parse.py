@@ -1,4 +1,4 @@
-"""A mechanism as a command line names it, and as JSON keeps it."""
+"""A mechanism as text on a command line, and as JSON."""
 
 from __future__ import annotations
 

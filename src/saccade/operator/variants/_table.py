@@ -1,4 +1,4 @@
-"""What every mechanism and pattern can and cannot do, as a page, from what the code says of itself."""
+"""A page of the abilities of every mechanism and pattern, made from the code."""
 
 from __future__ import annotations
 

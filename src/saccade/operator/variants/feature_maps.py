@@ -1,4 +1,4 @@
-"""Feature maps of linear attention: what stands for a query or a key, so that a product of two stands for exp(q . k).
+"""Feature maps of linear attention: features of queries and keys whose product approximates exp(q . k).
 
 Shape legend: D width of a head, M = `width(D)` number of features.
 

@@ -1,4 +1,4 @@
-"""Attention among tokens that a hash puts into one bucket: each token reads those it is likely to attend to.
+"""Attention among tokens that a hash puts into one bucket: each token reads the tokens that it is likely to attend to.
 
     h_r(i) = argmax([q_i R_r; -q_i R_r])          a bucket for each token i and each of R rounds
     S_r(i) = {j != i : h_r(j) = h_r(i), c_r(i) - c_r(j) in {0, 1}},   causal: j < i only

@@ -1,4 +1,4 @@
-"""The records of one attention call, and of the gradients that later flow through it.
+"""The records of one attention call, and of its gradients.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 """

@@ -1,4 +1,4 @@
-"""Terms of the field beside what our pages call them.
+"""Terms of the field, and the words that our pages use for them.
 
 Each key is words of the title of a page or section; each value lists terms that it answers.
 """

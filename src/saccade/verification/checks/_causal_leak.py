@@ -1,4 +1,4 @@
-"""Whether an output depends on what comes after it.
+"""Whether an output depends on later inputs.
 
 Shape legend: B batch, H heads (1 for modules), L length.
 """

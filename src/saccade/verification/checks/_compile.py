@@ -1,4 +1,4 @@
-"""torch.compile: captured by TorchDynamo and run again, it gives what it gave.
+"""torch.compile: the target captured by TorchDynamo must give the same outputs.
 
 The eager backend is used: it captures as every backend does and compiles nothing, so it takes a second and no compiler.
 """

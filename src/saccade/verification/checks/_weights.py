@@ -1,4 +1,4 @@
-"""Whether the weights that a call returns are those that it used.
+"""Whether a call returns the weights that it used.
 
 Shape legend: B batch, H heads, Lq / Lk lengths.
 """

@@ -1,5 +1,5 @@
-"""What a verification gives: findings, how each check went, and the report of them all. Plain data: it pickles and
-becomes JSON as it stands."""
+"""The results of a verification: findings, the outcome of each check, and the report. Plain data: it pickles and
+becomes JSON."""
 
 from __future__ import annotations
 

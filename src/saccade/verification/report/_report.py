@@ -1,4 +1,4 @@
-"""The report: what `verify` found, as it is printed."""
+"""The report of `verify`, and its printed form."""
 
 from __future__ import annotations
 

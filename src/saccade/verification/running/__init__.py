@@ -1,1 +1,1 @@
-"""One verification as it runs: its job, the child process, how that ended, and what caused what."""
+"""Running one verification: its job, the child process and how it ended, and which findings explain others."""

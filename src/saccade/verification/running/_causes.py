@@ -1,5 +1,5 @@
-"""One fault often breaks several promises. Here what follows from another finding becomes a note, the same error of
-the target is reported once, and the findings are put in order."""
+"""One fault often breaks several promises. Here consequences of another finding become notes, an error of the target is
+reported once, and findings are sorted."""
 
 from __future__ import annotations
 

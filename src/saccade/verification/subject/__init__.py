@@ -1,1 +1,1 @@
-"""How what is to be verified is found, built, read and called."""
+"""Finding, building, reading and calling the target of a verification."""

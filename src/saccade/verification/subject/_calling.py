@@ -1,4 +1,4 @@
-"""One call of a target: inputs and masks into its own layout, what it returns back into ours.
+"""One call of a target: inputs and masks in its layout, results in Saccade's.
 
 Shape legend: B batch, H heads, Lq / Lk lengths (Q, K in axes), D head width, E model width.
 """

@@ -1,4 +1,4 @@
-"""A promise of attention, and how it is put to the test."""
+"""A promise of attention, and the check that tests it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making a module of a class: the user's arguments, those that have a usual meaning, and the class's own defaults."""
+"""Making a module from a class: with the user's arguments, arguments of usual meaning, and the class's own defaults."""
 
 from __future__ import annotations
 

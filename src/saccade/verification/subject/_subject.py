@@ -1,4 +1,4 @@
-"""The target, called in one way whatever its own: what every check works with.
+"""The target with one way to be called, whatever its own way is. Every check uses it.
 
 Shape legend: B batch, H heads, Lq / Lk lengths, D / Dv head widths, E model width. Masks are boolean, True = attend.
 """

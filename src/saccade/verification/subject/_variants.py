@@ -1,5 +1,5 @@
-"""Other calls of a target than the one that its reading names: with optional masks, with boolean flags the other way
-round, and with several of these.
+"""Further calls of a target beside the plain one: with optional masks, with inverted boolean flags, and with several of
+these.
 
 Shape legend: B batch, H heads, L length, D head width, E model width, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""What the name and the arguments of a PyTorch function say: what it does to scores, and along which axis."""
+"""The effect of a PyTorch function on scores, and its axis, from its name and arguments."""
 
 from __future__ import annotations
 

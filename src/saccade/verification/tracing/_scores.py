@@ -1,4 +1,4 @@
-"""Products of rows of the inputs that may turn out to be attention scores, and what became of each of their elements.
+"""Products of rows of the inputs that may be attention scores, and the later values of each of their elements.
 
 Shape legend: U units (one matrix of scores each: a head of a batch item), I / J rows of left and right, C width of
 both, Dv width of what the weights multiply.

@@ -1,4 +1,4 @@
-"""Tokenizers: published ones, SentencePiece, proteins, and those trained by Saccade.
+"""Tokenizers: published ones, SentencePiece, proteins, and tokenizers trained by Saccade.
 
 Begin with `text.py`. Imports `checkpoints`.
 """

@@ -1,4 +1,4 @@
-"""How texts become rows of tokens, and what a model computes of them.
+"""How texts become rows of tokens, and the model's output for these rows.
 
 Shape legend: B rows of a batch, L tokens of the longest.
 """

@@ -1,4 +1,4 @@
-"""Resuming: the settings stored in checkpoints, and their comparison with those of the run that continues."""
+"""Resuming: the settings stored in checkpoints, compared with the settings of the run that continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of the compiled module `saccade._native`: tensors to addresses and strides, and what is left to PyTorch.
+"""The calls of the compiled module `saccade._native`: tensors become addresses and strides; PyTorch computes the rest.
 
 Nothing here knows of autograd; `_run.py` and `_operator.py` do. The kernels' lse is without the sink.
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.

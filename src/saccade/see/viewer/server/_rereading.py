@@ -1,4 +1,4 @@
-"""Reading the text of a run again, and matching the model's calls with those of the run.
+"""Reading the text of a run again, and matching the model's calls with the calls of the run.
 
 Shape legend: L tokens, P tokens that are predicted, V vocabulary, E width.
 """

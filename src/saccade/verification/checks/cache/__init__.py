@@ -1,1 +1,1 @@
-"""Whether decoding with a cache gives what one pass gives, and what a wrong cache has kept."""
+"""Whether decoding with a cache gives the outputs of one pass, and what a faulty cache keeps."""

@@ -1,4 +1,4 @@
-"""A sequence given piece by piece, with what the target keeps, comes out as it does in one call.
+"""A sequence given piece by piece, with the target's cache, must give the outputs of one call.
 
 Shape legend: B batch, L length.
 """

@@ -1,1 +1,1 @@
-"""Whether the mask says what its argument promises, and which other mask explains what is seen."""
+"""Whether a mask has the meaning that its argument promises, and otherwise which other mask explains the result."""

@@ -1,4 +1,4 @@
-"""Whether a mask hides the keys that it says, from the queries, heads and batch items that it says, and nothing else.
+"""Whether a mask hides its keys from its queries, heads and batch items, and nothing else.
 
 Shape legend: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk lengths.
 """

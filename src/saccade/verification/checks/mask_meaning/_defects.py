@@ -1,4 +1,4 @@
-"""Which other mask would explain what outputs depend on: how a mask argument is misused, by what it looks like.
+"""Ways to misuse a mask argument: the other mask that explains the dependence of outputs on inputs.
 
 Shape legend: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk lengths.
 """

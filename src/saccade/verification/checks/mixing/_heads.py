@@ -1,4 +1,4 @@
-"""Heads as they are wired: which channels of query, key, value and merged output belong to each, and in what order.
+"""The wiring of heads: the channels of query, key, value and merged output that belong to each, and their order.
 
 Shape legend: L positions, C channels of all projections, N elements of a merged row, H heads.
 """

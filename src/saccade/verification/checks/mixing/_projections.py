@@ -1,4 +1,4 @@
-"""Whether every projection of an attention module is used, once, for what it is there for.
+"""Whether every projection of an attention module is used once, for its purpose.
 
 Shape legend: L positions, E model width.
 """

@@ -1,4 +1,4 @@
-"""Padding that a model knows by its token number: more of it behind a text moves no real output.
+"""Padding that a model recognises by its token id: more padding at the end must not change a real output.
 
 Shape legend: B batch, L length.
 """

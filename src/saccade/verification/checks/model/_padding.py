@@ -1,4 +1,4 @@
-"""Padding of a whole model: what is padded must reach no real output, on the right or, when it decodes, on the left.
+"""Padding of a whole model: padded tokens must not reach a real output, on the right or, in decoding, on the left.
 
 Shape legend: B batch, L length, V vocabulary.
 """

@@ -1,4 +1,5 @@
-"""Which tokens a whole model's outputs see: never a later one if it is causal, others at all, each its own batch item.
+"""The tokens that an output of a whole model depends on: no later one if the model is causal, at least one other, and
+none of another batch item.
 
 Shape legend: B batch, L length, V vocabulary.
 """

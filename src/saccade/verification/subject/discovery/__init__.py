@@ -1,1 +1,1 @@
-"""Finding out how a target is to be called: by its signature, what its source says, and what it does."""
+"""Finding out how to call a target: from its signature, its source, and trial calls."""

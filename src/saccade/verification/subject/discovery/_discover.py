@@ -1,4 +1,4 @@
-"""Finds how a target is to be called: its form, layout, sizes, what it returns, and what its masks mean.
+"""Finds out how to call a target: its form, layout, sizes and results, and the meaning of its masks.
 
 An adapter or a whole `Reading` of the user's wins. Else its arguments' names say what they are, its source and
 documentation say how their axes stand, and trial calls decide the rest. Inferred settings are listed in

@@ -1,4 +1,4 @@
-"""What the target's source says in words and names: the letters of its axes, what it returns, its comments."""
+"""Information in the target's source: the letters of its axes, the names of its results, its comments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mask arguments of a target: which shapes each takes, and what it does with them.
+"""The mask arguments of a target: the shapes that each accepts, and its meaning.
 
 A key is hidden and then changed: where no other query notices, and they notice a change of the keys that were not
 hidden, the mask hid it.

@@ -1,4 +1,4 @@
-"""What a target takes: each argument and, by its name, what it is for."""
+"""The arguments of a target, and the role of each by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets that take one length alone, or none above it, because a mask of theirs is as wide as something else than the
+"""Targets that accept one length only, or no longer one, because their mask is as wide as something other than the
 sequence."""
 
 from __future__ import annotations
