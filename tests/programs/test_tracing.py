@@ -410,6 +410,20 @@ def test_what_the_language_cannot_say_is_named(fn, reason):
             traced(fn, SCORE)
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda b, h, q, k: (q.double() * 0.1).floor() == 3,
+        lambda b, h, q, k: q * 0.1 < slopes[h],
+        lambda b, h, q, k: slopes.bfloat16()[h] <= 0.3,
+        lambda b, h, q, k: (q * 0.1).half() > k,
+    ],
+)
+def test_masks_in_other_precisions_than_that_of_programs_are_not_traced(fn):
+    with pytest.raises(NotTraceable, match="beside torch.float(32|64) in a mask"):
+        traced(fn, MASK)
+
+
 def _writes(s, b, h, q, k):
     slopes[0] = 1.0
     return s

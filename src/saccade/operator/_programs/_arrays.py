@@ -25,6 +25,7 @@ class Recording(Protocol):
 
     build: Builder
     fill: int
+    dtypes: set[torch.dtype]  # of floats that were computed
 
     def table(self, tensor: Tensor) -> Array: ...
     def sized(self, tensor: Tensor) -> None: ...

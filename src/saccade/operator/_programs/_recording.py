@@ -99,6 +99,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.build = Builder()
         self.fill = fill
+        self.dtypes: set[torch.dtype] = set()
         self.guarded = True
         self.name = name
         self._captured = len(captured)
@@ -161,11 +162,21 @@ class Recorder(TorchFunctionMode):
             raise TypeError(f"{self.name} must return {wanted} of shape (), got {_described(result)}")
         if result.dim():
             raise ValueError(f"{self.name} must return {wanted} of shape (), got {_described(result)}")
-        if isinstance(result, Symbol):
-            return result.array.at(())
-        if id(result) not in self._slots:
+        if not isinstance(result, Symbol) and id(result) not in self._slots:
             self._unguarded(result)
-        return self.table(result).at(())
+        node = result.array.at(()) if isinstance(result, Symbol) else self.table(result).at(())
+        if not score:
+            self._check_precision()
+        return node
+
+    def _check_precision(self) -> None:
+        """A mask has no rounding to spare: floats must have the one dtype in which they are computed later."""
+        tables = {self._held[int(node.value or 0)].dtype for node in self.build.nodes if node.op == "load"}
+        floats = {dtype for dtype in tables if dtype.is_floating_point}
+        one = torch.float64 if torch.float64 in floats else torch.float32
+        for dtype in (self.dtypes | floats) - {one}:
+            if dtype != torch.float32 or dtype in self.dtypes:
+                raise NotTraceable(f"{dtype} beside {one} in a mask")
 
     def trace(self, node: int | None, reason: str = "") -> Trace:
         """The trace to keep: the program, and the steps that tables and answers need."""

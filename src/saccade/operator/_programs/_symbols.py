@@ -82,6 +82,8 @@ def _worked_out(recording: Recording, name: str, args: Sequence[Any], kwargs: di
 
 def _pointwise(recording: Recording, name: str, shaped: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Symbol:
     kind, build = kind_of(shaped.dtype), recording.build
+    if kind == "float":
+        recording.dtypes.add(shaped.dtype)
     array = _worked_out(recording, name, args, kwargs)
     return symbol(
         recording, made(shaped.shape, kind, lambda at: Value(build, array.at(at)).to(kind).node), shaped.dtype
