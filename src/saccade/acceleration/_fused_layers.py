@@ -336,7 +336,7 @@ class TorchFeedForward(FusedFeedForward):
 
 
 class Gated(ProvedLayer):
-    """(f(x Wg^T) * (x Wu^T)) Wd^T, with biases where there are any."""
+    """(f(x Wg^T) * (x Wu^T)) Wd^T, with the layers' biases, if any."""
 
     kind = "gated feed-forward"
 

@@ -180,7 +180,7 @@ class GroupedCommand(TyperCommand):
             raise
 
     def _message(self, error: Any, context: Any) -> str:
-        """The error with the names of options, and what to give for columns that a table lacks."""
+        """The error with the names of options, and the options to give for columns that a table lacks."""
         if hasattr(error, "option"):
             return f"{error.problem}, or give {self.option_that_skips(error.option)}"
         options = {one.name: one.opts[0] for one in self.get_params(context) if one.param_type_name == "option"}

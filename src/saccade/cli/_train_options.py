@@ -87,7 +87,7 @@ class ModelOptions:
 
 
 def sizes_of(folder: Path, names: set[str]) -> dict[str, int]:
-    """The sizes with these names in a model folder; empty where it cannot be read, which is reported later."""
+    """The sizes with these names in a model folder; empty if it cannot be read, which is reported later."""
     from ..make.models.decoder_lm.checkpoint import CONFIG
 
     try:

@@ -206,7 +206,7 @@ def _show(made: Comparison | PrunedRun, out: Path | None) -> None:
 
 
 def _renumbered(made: Comparison | PrunedRun) -> str:
-    """A sentence about new numbers of the remaining heads, with the first as an example; "" where none changes."""
+    """A sentence about new numbers of the remaining heads, with the first as an example; "" if no number changes."""
     for layer in made.layers:
         kept = [head for head in range(layer.heads[0]) if head not in layer.removed]
         moved = next(((old, new) for new, old in enumerate(kept) if old != new), None)

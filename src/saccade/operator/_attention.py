@@ -147,7 +147,7 @@ def _run_apart(*args: Any, backend: str, **options: Any) -> tuple[Tensor, Any]:
 
 
 def run(call: CheckedCall, backend: str, source: str = "saccade.attention") -> tuple[Tensor, Any]:
-    """out and, where the call needs it, lse; the observers of this thread are notified of a call of `source`."""
+    """out, and lse if the call needs it; the observers of this thread are notified of a call of `source`."""
     if not _observers.THREAD.observers:
         found: tuple[Tensor, Any] = choose(call, backend)[0].run(call)
         return found

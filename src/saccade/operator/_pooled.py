@@ -34,12 +34,12 @@ class Pooled(NamedTuple):
 
     @property
     def mean(self) -> Tensor:
-        """The mean over the visible pairs of each bin; NaN where there is none."""
+        """The mean over the visible pairs of each bin; NaN for bins without any."""
         return torch.where(self.counts > 0, self.sums / self.counts, float("nan"))
 
     @property
     def top(self) -> Tensor:
-        """The largest of each bin; NaN where there is none."""
+        """The largest of each bin; NaN for bins without visible pairs."""
         return torch.where(self.counts > 0, self.largest, float("nan"))
 
 

@@ -107,7 +107,7 @@ class Product:
         return packed(weight, rows) if copy is None else copy
 
     def _block(self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> int:
-        """Terms in a block of oneDNN's sums, found by trying; 0 where no order that we know gives its bits."""
+        """Terms in a block of oneDNN's sums, found by trying; 0 if no known order gives its bits."""
         case = weight.shape, weight.stride(), activation
         if case not in self.blocks:
             self.blocks[case] = 0

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 def describe(value: Any) -> str:
-    """A few words for an error message: type, and dtype and shape where there are such."""
+    """A few words for an error message: the type, and the dtype and shape of a tensor."""
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     if isinstance(value, np.ndarray):

@@ -12,7 +12,7 @@ PROCESSOR_TIMES = Path("/proc/stat")
 
 
 def processor() -> str:
-    """The processor's name, as /proc/cpuinfo has it; elsewhere what `platform` knows."""
+    """The processor's name, from /proc/cpuinfo or else from `platform`."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():

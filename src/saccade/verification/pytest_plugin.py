@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def assert_attention_correct() -> Callable[..., None]:
-    """`saccade.verification.assert_correct`: fails with the report where a promise is broken."""
+    """`saccade.verification.assert_correct`: fails with the report if a promise is broken."""
     return assert_correct
 
 
@@ -92,7 +92,7 @@ class VerifiedTarget(pytest.Collector):
 
 
 class BrokenPromise(Exception):
-    """A promise is broken; the message is what the report says of it."""
+    """A promise is broken; the message is the report's."""
 
 
 class Promises(pytest.Item):

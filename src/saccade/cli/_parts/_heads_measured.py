@@ -163,7 +163,7 @@ def patched(
     positions: str | None,
     progress: Progress,
 ) -> Measured:
-    """Which heads carry what differs between two texts."""
+    """The heads that carry the difference between two texts."""
     from ...see.attribution._heads import by_sign
     from ...see.attribution._patching import BY
     from ...see.attribution._two_texts import listed_positions, patch_texts

@@ -56,12 +56,12 @@ class ExampleTask(Task):
         return 1
 
     def rows(self, item: Any) -> int:
-        """The number of rows that an item fills in a batch: more than one where a long example is read in parts."""
+        """The number of rows that an item fills in a batch: several if a long example is read in parts."""
         return 1
 
     @abstractmethod
     def collate(self, model: Model, items: Sequence[Any], random: np.random.Generator | None = None) -> Batch:
-        """The tensors of a batch, without labels where an example has none.
+        """The tensors of a batch, without labels if an example has none.
 
         Args:
             random: generator of a training step, for augmentation and masks; None in evaluation.
@@ -91,7 +91,7 @@ class ExampleTask(Task):
 
     @property
     def label_names(self) -> Sequence[str]:
-        """The names of the head's classes; empty where it is no classifier."""
+        """The names of the head's classes; empty if it is not a classifier."""
         return ()
 
     def logits(self, result: Any, batch: Batch) -> list[Tensor]:

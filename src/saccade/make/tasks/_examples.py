@@ -161,7 +161,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def check_unpacked(path: Path, size: int) -> None:
-    """TooLarge where a compressed file unpacks to far more bytes than texts do."""
+    """TooLarge if a compressed file unpacks to far more bytes than texts do."""
     if size > max(_PART, _RATIO * path.stat().st_size):
         raise TooLarge(f"{path}: unpacks to more than {_RATIO} times its size; unpack it yourself if that is right")
 

@@ -170,7 +170,7 @@ class ClassifySeveral(Classify):
         return picture_above_words(size, lambda figure: draw_labels(figure, classes), present(panels), kind)
 
     def _answer(self, tested: Tested, text: int, label: int, truth: bool) -> WordPanel | None:
-        """The contribution of each word to a label's logit; to minus the logit where the label is not predicted."""
+        """The contribution of each word to a label's logit; to minus the logit if the label is not predicted."""
         share = tested.outputs[text][label]
         told = "rightly" if (share > 0.5) == truth else "wrongly"
         return self._label_panel(tested.model, tested.data[text], label, share, f", {told}")

@@ -246,7 +246,7 @@ class Answer(AnswerOptions, EncoderTask):
         return [_regression(*word_regression(training, validation, tested, STRENGTHS[:1]))]
 
     def constant(self, model: Model, training: Sequence[Question], tested: Sequence[Question]) -> Baseline:
-        """The most frequent answer, where the context has it; otherwise no answer."""
+        """The most frequent answer if the context has it; otherwise no answer."""
         [(usual, _)] = Counter(question.expected[0] for question in training).most_common(1)
         starts = [question.context.find(usual) for question in tested]
         found = [FoundAnswer(0, 0) if start < 0 else FoundAnswer(start, start + len(usual)) for start in starts]
@@ -321,7 +321,7 @@ def _trimmed(text: str, span: tuple[int, int]) -> tuple[int, int]:
 
 
 def _ends(example: Question, second: int, spans: Sequence[tuple[int, int]], part: range) -> tuple[int, int]:
-    """The columns of the answer's first and last token; `NO_ANSWER` where the window does not hold all of it.
+    """The columns of the answer's first and last token; `NO_ANSWER` if the window does not hold all of it.
 
     Args:
         second: the column of the window's first token.

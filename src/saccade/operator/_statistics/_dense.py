@@ -83,7 +83,7 @@ def _softmax(call: CheckedCall, logits: Tensor, empty: Tensor, spoiled: Tensor) 
 
 
 def _top(logits: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest weights and their keys, of equals the first; 0 and -1 where there are not so many."""
+    """The `count` largest weights and their keys, of equal ones the first; 0 and -1 if there are fewer."""
     order = torch.sort(logits, dim=-1, descending=True, stable=True)
     at, known = order.indices[..., :count], order.values[..., :count] != -torch.inf
     weights, keys = torch.where(known, p.gather(-1, at), 0.0), torch.where(known, at, -1)
@@ -92,7 +92,7 @@ def _top(logits: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _greatest(entries: Tensor, otherwise: float) -> Tensor:
-    """The maximum over keys, `otherwise` where there are none."""
+    """The maximum over keys; `otherwise` if there are no keys."""
     return entries.amax(-1) if entries.shape[-1] else entries.new_full(entries.shape[:-1], otherwise)
 
 

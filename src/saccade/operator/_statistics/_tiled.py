@@ -122,7 +122,7 @@ class _RowSums:
             self._rank(logits, keys)
 
     def _find(self, logits: Tensor, keys: Span) -> None:
-        """The logits at the keys that rows are asked for by name, where they lie in this tile."""
+        """The logits at the keys that the request names for each row, as far as they are in this tile."""
         index = (self.wanted - keys.start)[:, None]
         inside = (index >= 0) & (index < len(keys))
         found = logits.gather(-1, index.clamp(0, len(keys) - 1).expand(self.found.shape))

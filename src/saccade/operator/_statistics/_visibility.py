@@ -99,7 +99,7 @@ class _DistanceRule:
 
 
 def _counted(call: CheckedCall) -> Tensor | None:
-    """Keys seen per row, where the mask is a band, padding, a tensor, or bands with padding; else None."""
+    """Keys seen per row, if the mask is a band, padding, a tensor, or bands with padding; else None."""
     mask = call.mask
     if mask is None:
         return torch.full((1, 1, 1), call.length_k, device=call.device)

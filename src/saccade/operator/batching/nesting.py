@@ -66,7 +66,7 @@ def nested_like(row: Tensor, nested: Tensor) -> Tensor:
 
 
 def _parts(nested: Any) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Offsets (B + 1,), lengths (B,) where there are holes between sequences, and values."""
+    """Offsets (B + 1,), lengths (B,) if there are holes between sequences, and values."""
     if not isinstance(nested, Tensor) or not nested.is_nested:
         raise TypeError(f"nested: must be a nested tensor (B, j, ...), got {describe(nested)}")
     if nested.layout != torch.jagged:

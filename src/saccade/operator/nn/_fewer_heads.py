@@ -101,7 +101,7 @@ def cut_heads(module: MultiHeadAttention, kept: Sequence[int]) -> Cut:
 
 
 def configurations(model: nn.Module, kept: Mapping[MultiHeadAttention, Sequence[int]]) -> Cut:
-    """The changes of blocks and stacks, whose configurations say what their attention is made of."""
+    """The changes of blocks and stacks, whose configurations describe their attention."""
     changes: list[Change] = []
     for module in model.modules():
         if isinstance(module, EncoderBlock):

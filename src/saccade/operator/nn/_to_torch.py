@@ -56,7 +56,7 @@ def to_torch(module: nn.Module) -> nn.Module:
 
 
 def _only(**features: tuple[object, object]) -> None:
-    """ValueError for the first feature that is not what PyTorch's module has: name=(ours, theirs)."""
+    """ValueError for the first feature that differs from PyTorch's module: name=(ours, theirs)."""
     for name, (ours, theirs) in features.items():
         if ours != theirs:
             raise ValueError(f"{name}: {ours!r} here, and PyTorch's module has {theirs!r} only")

@@ -111,7 +111,8 @@ def _parts(part: Any) -> Iterator[tuple[str, Any, Kinds]]:
 
 
 def check_plain(module: nn.Module) -> None:
-    """ValueError for what a copy of the weights drops: hooks, an instance's own forward, sharing, mixed dtypes."""
+    """ValueError for properties that a copy of the weights loses: hooks, an instance's own forward, sharing, mixed
+    dtypes."""
     seen: dict[int, str] = {}
     for path, part in module.named_modules(remove_duplicate=False):
         _check_unhooked(path, part)
@@ -149,7 +150,7 @@ def _check_equal(what: str, values: Iterable[tuple[str, object]]) -> None:
 
 
 def check_made(path: str, given: Any, config: object) -> None:
-    """Errors unless a block or an attention module of ours is, in all its parts, what `config` describes."""
+    """Raise an error unless all parts of a block or an attention module of Saccade are as `config` describes."""
     with torch.device("meta"):
         wanted = dict(type(given)(config).named_modules())
     parts = dict(given.named_modules())

@@ -240,7 +240,7 @@ class MultiHeadAttention(nn.Module):
         return (self._projected_out(out, x), weights_of(observation)) if return_weights else self._projected_out(out, x)
 
     def cache(self) -> LayerCache:
-        """An empty cache for decoding: keys and values that grow, or where the mechanism has one a state that does not.
+        """An empty cache for decoding: keys and values that grow, or the state of a recurrent mechanism.
 
         Raises:
             ValueError: the mechanism has no way to decode token by token.
@@ -252,7 +252,7 @@ class MultiHeadAttention(nn.Module):
         return GrowingLayer() if block is None else BlockSumsLayer(block)
 
     def _check_cached(self) -> None:
-        """ValueError if keys and values in a cache would not give what the parallel form gives."""
+        """ValueError if decoding with cached keys and values would differ from the parallel form."""
         mechanism = self.config.mechanism
         if mechanism is not None and mechanism.traits.cached is not True:
             raise ValueError(

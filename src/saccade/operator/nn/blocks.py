@@ -130,7 +130,7 @@ class EncoderBlock(nn.Module):
     def _weighed(
         self, x: Tensor, mask: Mask | Tensor | None, observe: Observer | None, given: dict[str, Any]
     ) -> tuple[Tensor, Any]:
-        """The output and the weights of its attention; (own, of the context) where there are two."""
+        """The output and the weights of its attention; with cross-attention a pair (own, of the context) of weights."""
         calls: list[Observation] = []
 
         def both(call: Observation) -> None:

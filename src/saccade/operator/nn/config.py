@@ -290,7 +290,7 @@ class BlockConfig:
 
     @property
     def hidden_width(self) -> int:
-        """F, with the default put in; 0 where there is no feed-forward layer."""
+        """F, with the default put in; 0 without a feed-forward layer."""
         return default_hidden(self.width, gated=self.activation in GATED) if self.hidden is None else self.hidden
 
     def __eq__(self, other: object) -> bool:

@@ -72,10 +72,8 @@ class Waves:
         self._frequencies("cpu")  # a scaling that does not fit the width raises here
 
     def of(self, x: Tensor, offset: Offset) -> tuple[Tensor, Tensor]:
-        """cos and sin for the tokens of `x (B, ..., L, E)`: each (L, n), or (B, L, n) where the offset is a tensor.
-
-        float32, or float64 where x is.
-        """
+        """cos and sin for the tokens of `x (B, ..., L, E)`: each (L, n), or (B, L, n) if the offset is a tensor.
+        float32, or float64 if x is."""
         length, batch = x.shape[-2], x.shape[0]
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         at_once = eager(x)

@@ -164,7 +164,7 @@ def read_state(queries: Tensor, state: LinearState, *, normalise: bool = True, l
 
 
 def divided(numerator: Tensor, denominator: Tensor, least: float | None = None) -> Tensor:
-    """The quotient, and 0 where no weight is left, with gradient 0."""
+    """The quotient; 0 with gradient 0 if no weight is left."""
     least = least_weight(denominator.dtype) if least is None else least
     live = ~(denominator.abs() < least)  # NaN stays NaN
     return (numerator / denominator.where(live, 1.0)).where(live, 0.0)

@@ -49,7 +49,8 @@ def read(
 
 
 def refuse_second_derivatives() -> None:
-    """For a backward pass. (`once_differentiable` is silent where the cotangent needs no gradient.)"""
+    """RuntimeError if a backward pass is itself recorded. (`once_differentiable` raises none if the cotangent needs no
+    gradient.)"""
     if torch.is_grad_enabled():
         raise RuntimeError("causal linear attention has first derivatives only: its gradient recomputes (create_graph)")
 

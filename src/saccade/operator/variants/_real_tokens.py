@@ -34,7 +34,7 @@ class RealTokens(NamedTuple):
         return tensor if self.order is None else _taken(tensor, self.order)
 
     def scatter(self, tensor: Tensor) -> Tensor:
-        """The inverse: row t goes back to where the t-th real token stands; the other rows are 0."""
+        """The inverse: row t goes back to the place of the t-th real token; all other rows are 0."""
         if self.order is not None:
             tensor = _taken(tensor, torch.argsort(self.order, dim=1))
         return zero_padding(tensor, self.kept)

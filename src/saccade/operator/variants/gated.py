@@ -113,7 +113,7 @@ class GatedAttention(Mechanism):
         tokens: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """As `gated_attention`; `tokens` (B, Lq, E) are what the queries were projected from."""
+        """As `gated_attention`; `tokens` (B, Lq, E) are the tokens whose projections the queries are."""
         if tokens is None:
             raise TypeError("tokens: gated attention reads what the queries were projected from, got None")
         rows = real_rows(mask, tokens.shape[1], key.shape[2], tokens.device)

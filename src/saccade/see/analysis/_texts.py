@@ -108,7 +108,8 @@ def _pieces(document: Text, models: Sequence[TextModel], tokens: int, count: int
 def _pieces_from(
     starts: Sequence[int], document: Text, models: Sequence[TextModel], tokens: int
 ) -> tuple[list[Text], int]:
-    """Pieces that begin at `starts`, or where the piece before ends if that is later; and the end of the last one."""
+    """Pieces that begin at `starts`, or at the end of the piece before if that is later; and the end of the last
+    piece."""
     text, end, pieces = document.text, 0, []
     for start in starts:
         start = max(start, end)

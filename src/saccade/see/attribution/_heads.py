@@ -99,7 +99,7 @@ class HeadValues:
         return [(heads[i], float(self.values[i])) for i in order.tolist() if not self.values[i].isnan()]
 
     def named(self, head: Head) -> str:
-        """ "3.1", layer and head, where the layer has a single call; otherwise the call's name and the head."""
+        """ "3.1", layer and head, if the layer has a single call; otherwise the call's name and the head."""
         alone = sum(call.layer == head.layer for call in self.calls) == 1
         return str(head) if alone else f"{head.call}.{head.head}"
 

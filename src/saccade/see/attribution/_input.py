@@ -49,7 +49,7 @@ class Input:
     causal: bool
 
     def written(self, token: int) -> str:
-        """The text of a token; its number where there is no tokenizer."""
+        """The text of a token; without a tokenizer its number."""
         return str(token) if self.reader is None else self.reader.written(token)
 
     @property

@@ -131,7 +131,7 @@ def _wrapped(lines: Sequence[str]) -> list[str]:
 
 
 def _blocks(table: Table) -> list[str]:
-    """The table, or several where it is too wide: each begins with the layers and names."""
+    """The table, or several if it is too wide: each begins with the layers and names."""
     widths = [width + 2 for width in table.widths]
     blocks, room = [[0, 1, 2]], WIDTH + 2 - sum(widths[:3])
     left = room

@@ -30,14 +30,14 @@ FIRST = 10.0  # seconds until the first line about what is done, where no bar ca
 
 
 class Console(rich.console.Console):
-    """A console that writes its own colours, links and bars, and what `printable` makes of all text."""
+    """A console that cleans all text by `printable`, but not its own colours, links and bars."""
 
     def __init__(self, *, stderr: bool = False, **options: Any):
         options.setdefault("file", uncleaned(sys.stderr if stderr else sys.stdout))
         super().__init__(stderr=stderr, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Every text passes here; what moves the cursor is marked as control."""
+        """Segments whose text is made printable; control segments, which move the cursor, are unchanged."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 

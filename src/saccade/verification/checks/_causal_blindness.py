@@ -59,7 +59,7 @@ class _HeadVisibility:
         return max(self.distances() or [0])
 
     def distances(self) -> list[int] | None:
-        """How far back queries see, where it is the same for all of them: [0, 1, 2] in a window of two before."""
+        """How far back queries see, if all see equally far: [0, 1, 2] in a window of two before."""
         lower = self.lower
         visible = [bool(lower.diagonal(-back).any()) for back in range(self.length)]
         alike = all(bool(lower.diagonal(-back).all()) == visible[back] for back in range(self.length))

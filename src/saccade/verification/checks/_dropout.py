@@ -93,7 +93,7 @@ def _under_a_mask(subject: Subject) -> Iterator[Finding]:
 
 
 def _with_default(subject: Subject) -> Subject | None:
-    """The subject with the default of its rate argument, where it has no argument for train mode."""
+    """The subject with the default of its rate argument, if it has no argument for train mode."""
     rate, training, default = _arguments(subject)
     if rate is None or training is not None:
         return None

@@ -20,7 +20,7 @@ _EXPONENT = 87.0  # exp(-87) is the smallest number of float32 that is not round
 
 
 def weak_fill(check: str, calls: Iterable[TracedAttention]) -> list[Finding]:
-    """A warning where hidden scores hold a finite number that large logits fall below; [] where none does."""
+    """A warning if hidden scores hold a finite number that large logits can fall below; otherwise []."""
     for attention in calls:
         if (
             attention.logits is None

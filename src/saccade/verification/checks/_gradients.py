@@ -227,7 +227,7 @@ def _change(point: _DerivativePoint, tensor: Tensor, where: Tensor) -> float:
 
 
 def _wrong_values(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Finding]:
-    """Gradients that are not what finite differences say."""
+    """Findings about gradients that differ from finite differences."""
     if not point.exact or jumps_of(point.subject) is not None:
         return  # differences mean nothing of what moves in jumps, which precision tells
     directions = {name: _direction(tensor) for name, tensor in point.tensors.items()}

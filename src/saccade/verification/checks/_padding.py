@@ -197,7 +197,7 @@ def _with_changed(padded: _PaddedSubject, inputs: NamedInputs, change: Callable[
 
 
 def _left_padding(subject: Subject) -> Iterator[Finding]:
-    """Padding on the left, where a mask argument can mark it."""
+    """Findings about padding on the left, if a mask argument can mark it."""
     try:
         padded = _padded(subject, [range(_PADDED - real) for real in _LENGTHS])
         base = _call(padded)

@@ -228,7 +228,7 @@ def _finding(
 
 
 def _by_design(traced: TracedAttention) -> str:
-    """Why an unusual factor is intended; empty where nothing shows that it is."""
+    """Why an unusual factor is intended; "" without evidence that it is."""
     if traced.mixed:
         return "A map mixes the scores of its heads (talking heads), and has a part in the factor."
     if traced.learned:
@@ -240,7 +240,7 @@ def _by_design(traced: TracedAttention) -> str:
 
 
 def _known_mistakes(subject: Subject, inputs: NamedInputs, traced: TracedAttention) -> list[tuple[float, str]]:
-    """Factors that are written by mistake, and what each would mean."""
+    """Factors that are written by mistake, and the meaning of each."""
     width, heads = traced.query.shape[-1], traced.query.shape[1]
     model = subject.reading.width if subject.form not in ("attention", "tokens") else heads * width
     named = [

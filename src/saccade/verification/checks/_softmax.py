@@ -56,7 +56,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _test_inputs(subject: Subject) -> tuple[Subject, NamedInputs]:
-    """Other lengths for queries and keys where the target takes them, so that no axis is taken for another."""
+    """Different lengths for queries and keys, if the target accepts them, so that axes cannot be confused."""
     length = min(_LENGTH, subject.reading.max_length or _LENGTH)
     return first_taken([(subject, length, _KEYS), (subject, length, None)])
 

@@ -61,7 +61,7 @@ TRIANGLE = "torch.ones(L, L, dtype=torch.bool, device=scores.device).tril()"
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """In words: "4 to 9 and 12"; the first few where there are many."""
+    """In words: "4 to 9 and 12"; only the first few if there are many."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

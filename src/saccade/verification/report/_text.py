@@ -135,7 +135,7 @@ def _left_out(outcomes: Sequence[Outcome]) -> str:
 
 
 def label(finding: Finding) -> str:
-    """The row that a finding belongs to: its check's name, or its family where that is another than its check's own."""
+    """The row of a finding: its check's name, or its family if that is not the check's own."""
     from ..checks import CHECKS
 
     own = any(check.name == finding.check and check.family == finding.family for check in CHECKS)

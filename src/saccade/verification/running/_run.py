@@ -122,7 +122,7 @@ def _differs(check: Check, other: CallVariant) -> Finding:
 
 
 def _copied(subject: Subject) -> Subject:
-    """A copy to change, or the subject itself where it cannot be copied: a child process is one already."""
+    """A copy to change, or the subject itself if it cannot be copied: a child process has its own copy already."""
     try:
         return subject.fresh()
     except Inapplicable:

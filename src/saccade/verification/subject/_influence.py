@@ -129,8 +129,8 @@ def later(called: SteadySubject, inputs: NamedInputs, cut: int, side: Side = "bo
 
 
 def gradients(subject: Subject, inputs: NamedInputs, row: int, side: Side = "both") -> Tensor:
-    """(B, L) the largest gradient, to each input of the side, of the output at `row`; 0 where no path leads there,
-    where it is NaN or rounding."""
+    """(B, L) the largest gradient of the output at `row` by each input of the side; 0 without a path, and if it is NaN
+    or rounding."""
     sizes = _gradients(subject, inputs, row, side)
     largest = float(sizes.max())
     if not ((sizes > 0) & (sizes <= FAINT * largest)).any():

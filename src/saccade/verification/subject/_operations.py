@@ -21,8 +21,8 @@ class EagerOperations(TorchDispatchMode):
 
 
 class WatchedOperations(EagerOperations):
-    """Keeps what `judge(operation, arguments, result)` says of each operation, where it says something, with the line
-    of the target's source that runs."""
+    """Keeps the results of `judge(operation, arguments, result)` that are not empty, with the running line of the
+    target's source."""
 
     def __init__(self, judge: Callable[[Any, tuple[Any, ...], Any], Any]) -> None:
         super().__init__()

@@ -37,7 +37,8 @@ class Source:
 
 
 def sources(target: Any) -> tuple[Source, ...]:
-    """The classes of a module and of its parts, or a function, without what PyTorch, Python and Saccade define."""
+    """The classes of a module and of its parts, or a function, without the definitions of PyTorch, Python and
+    Saccade."""
     every = [source for part in _parts(target) for source in _sources(part)]
     return tuple(dict.fromkeys(every))
 

@@ -106,7 +106,7 @@ def _shape(mask: MaskReading, axes: dict[str, str]) -> str:
 
 
 def returned_in_words(reading: Reading) -> str:
-    """ "; returns (output, weights (batch, heads, queries, keys))"; "" where it returns the output alone."""
+    """ "; returns (output, weights (batch, heads, queries, keys))"; "" if only the output is returned."""
     if reading.out is None:
         return ""
     if reading.weights is None:

@@ -44,7 +44,7 @@ class ProductInput:
 
 @dataclass(frozen=True, eq=False)
 class FlowStep:
-    """One call of PyTorch that computed with what comes from the inputs."""
+    """One call of PyTorch whose arguments were computed from the inputs."""
 
     name: str
     out: Tensor  # a copy

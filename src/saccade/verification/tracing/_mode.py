@@ -362,7 +362,7 @@ class TraceMode(FunctionMode):
     def _after_scores(
         self, laid: ProductLayout, left: TensorShadow, right: TensorShadow | None, where: Location | None
     ) -> TensorShadow | None:
-        """Weights times values; what else is multiplied by scores is followed no further."""
+        """Weights times values; other products with scores are not followed further."""
         chosen = [
             attention for attention in self._scores(left) if attention.logits is not None or attention.of_sequences
         ]

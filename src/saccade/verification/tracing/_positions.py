@@ -36,7 +36,7 @@ class PositionLines:
 
 
 def positions(subject: Subject, inputs: NamedInputs, **call: Any) -> PositionLines:
-    """The lines of one call; empty where it cannot be traced."""
+    """The lines of one call; empty if it cannot be traced."""
     copy = subject.fresh()
     tables: list[Tensor] = []
     if copy.module is not None:

@@ -155,7 +155,7 @@ class ScoreProduct:
         return made
 
     def query_tokens(self, pairs: Tensor, turned: bool) -> Tensor:
-        """The token of the query of each pair, -1 where a pair is none of this product."""
+        """The token of the query of each pair, -1 for pairs of other products."""
         own = self._own(pairs)
         unit, row, column = self.split(pairs.masked_fill(~own, self.first))
         tokens = self.right_tokens[unit, column] if turned else self.left_tokens[unit, row]

@@ -126,8 +126,8 @@ def _features(scores: ScoreProduct) -> bool:
 
 
 def _within_tokens(scores: ScoreProduct) -> bool:
-    """Whether what is summed over is of one token, without a softmax: streams that are mixed, as in Gemma 3n, or heads
-    that together choose keys, as in DeepSeek 3.2's index."""
+    """Whether the summed entries belong to one token, without a softmax: streams that are mixed, as in Gemma 3n, or
+    heads that together choose keys, as in DeepSeek 3.2's index."""
     side = scores.left_tokens if scores.keys == "left" else scores.right_tokens
     known = side.shape[1] > 1 and bool((side[:, 0] != UNKNOWN).any())
     return scores.logits is None and known and bool((side == side[:, :1]).all())

@@ -61,7 +61,7 @@ def attends(traced: TracedAttention) -> Tensor:
 
 
 def attentions_of(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> tuple[TracedAttention, ...]:
-    """The traced attention of one call; empty where none could be traced."""
+    """The traced attention of one call; empty if none could be traced."""
     try:
         with seeded(SEED), torch.no_grad():
             # on a copy: what a target keeps of a call with gradients cannot be copied afterwards
@@ -82,7 +82,7 @@ def self_attentions(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> t
 def steps_of(
     subject: Subject, inputs: NamedInputs, *, pairs: Tensor | None = None, padding: Tensor | None = None
 ) -> tuple[TraceStep, ...]:
-    """The PyTorch calls of the target, in order; empty where it could not be traced."""
+    """The PyTorch calls of the target, in order; empty if it could not be traced."""
     try:
         with seeded(SEED), torch.no_grad():
             return traced(subject.fresh(), inputs, pairs=pairs, padding=padding).steps

@@ -59,7 +59,7 @@ class Electra(Bert):
 
 
 class ReplacedHead(nn.Module):
-    """One logit of every token: whether it was replaced. `labels` (B, L), 1 where it was."""
+    """One logit for every token: whether the token was replaced. `labels` (B, L), 1 for replaced tokens."""
 
     def __init__(self, width: int, activation: str):
         super().__init__()

@@ -142,7 +142,7 @@ class Esm(TextEncoder):
         return out[:, 1:-1, 1:-1]
 
     def _share_kept(self, input_ids: Tensor, layout: TokenLayout) -> Tensor:
-        """(B, L): what an item's embeddings are multiplied by, as if as many tokens were masked as in training."""
+        """Factors (B, L) of an item's embeddings: their size is as if as many tokens were masked as in training."""
         real = torch.ones_like(input_ids, dtype=torch.bool) if layout.real is None else layout.real
         dtype = torch.promote_types(self.tokens.weight.dtype, torch.float32)
         kept = (real & (input_ids != self.mask)).sum(1).to(dtype) / real.sum(1)

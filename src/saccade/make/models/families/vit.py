@@ -31,11 +31,8 @@ CLASSIFIER, TEACHER = "image-classification", "image-classification-with-teacher
 
 
 class Vit(Model):
-    """ViT or DeiT with one of its heads, or none.
-
-    `hidden_states` end with what the last layer gives; the last norm is applied to `last_hidden_state` alone, as
-    published.
-    """
+    """ViT or DeiT with one of its heads, or none. `hidden_states` end with the output of the last layer; the last norm
+    applies only to `last_hidden_state`, as published."""
 
     def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()

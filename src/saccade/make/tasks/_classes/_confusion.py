@@ -15,7 +15,7 @@ _NAME = 16  # letters of a class
 
 
 def confusion_table(labels: Sequence[str], counts: Counts) -> str:
-    """The matrix as aligned columns; "" where a terminal has no room for so many classes."""
+    """The matrix as aligned columns; "" if a terminal has no room for so many classes."""
     if len(labels) > WIDEST:
         return ""
     names = [label if len(label) <= _NAME else f"{label[: _NAME - 1]}…" for label in labels]

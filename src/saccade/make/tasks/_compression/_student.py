@@ -94,7 +94,7 @@ class Student:
 
     def blocks(self, teacher: Model) -> list[int]:
         """The teacher's blocks with which a new student begins, evenly spaced (Sanh et al., DistilBERT, 2019: of 12
-        blocks 0, 2, 4, 7, 9 and 11); none where it is no shallower copy of its teacher."""
+        blocks 0, 2, 4, 7, 9 and 11); empty unless the student is a shallower copy of its teacher."""
         name, own = _name("layers", teacher.settings.values), teacher.settings.values
         config = self.config(teacher)
         alike = all(config.get(key) == value for key, value in own.items() if key != name)

@@ -31,7 +31,7 @@ def loss_and_gain(task: Task, before: Scores, after: Scores, parameters: tuple[i
 def fewer(
     task: Task, whole: Model, ranked: HeadImportance, keep: float, before: Scores, scores: Callable[[Model], Scores]
 ) -> str:
-    """The first of a few larger shares of heads that is worth it, as measured; "" where none of them is.
+    """The first of a few larger shares of heads that is worth it, as measured; "" if none is.
 
     Args:
         whole: the model with all heads.

@@ -45,7 +45,7 @@ class Graph:
 
 
 class Node(NamedTuple):
-    """A node: its name, and its label where one is known."""
+    """A node: its name, and its label if that is known."""
 
     id: str
     label: str | None

@@ -122,7 +122,7 @@ class TranscriptTask(TranscriptOptions, MediaTask):
         return super().cost(scores) if self.text is None else scores["character error"]
 
     def constant(self, model: Model, training: Sequence[Any], tested: Sequence[Any]) -> Baseline:
-        """For texts the empty text, or the most frequent one where that has fewer errors on the training texts."""
+        """For texts the empty text, or the most frequent one if that has fewer errors on the training texts."""
         if self.text is None:
             return super().constant(model, training, tested)
         truth = [example.text for example in training]

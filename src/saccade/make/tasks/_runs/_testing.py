@@ -92,7 +92,7 @@ class TestReport:
 
 
 def write_picture(path: Path, draw: Callable[[str], bytes]) -> None:
-    """Write what `draw` makes as "png" or "svg", by the ending of a name, whole or not at all."""
+    """Write the picture that `draw` makes, as "png" or "svg" by the ending of a name, whole or not at all."""
     kind = path.suffix[1:].lower()
     if kind not in ("png", "svg"):
         raise ValueError(f"path: pictures are written to a name that ends in .png or .svg, got {path}")

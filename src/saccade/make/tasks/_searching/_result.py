@@ -144,7 +144,7 @@ class SearchResult:
 
     @property
     def _measure(self) -> tuple[str, int]:
-        """The metric that selects runs, and its sign in reports: -1 where it is the negative of the cost, else 1."""
+        """The metric that selects runs, and its sign in reports: -1 if it is the negative of the cost, else 1."""
         cost = self.best.cost
         found = {
             name: sign for name, value in self.best.metrics.items() for sign in (1, -1) if value == sign * (cost or 0.0)

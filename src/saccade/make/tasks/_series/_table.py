@@ -102,7 +102,7 @@ def _check_rows(path: Path, count: int, window: Mapping[str, int]) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SeriesWindow:
-    """A window of a table: S rows to read and F to forecast, which are beyond its end where they are unknown.
+    """A window of a table: S rows to read and F to forecast. Unknown rows to forecast lie beyond the end of the table.
 
     Args:
         start: its first row.

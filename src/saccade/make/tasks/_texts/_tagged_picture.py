@@ -14,7 +14,7 @@ _TEXTS, _ROWS = 8, 60  # texts and rows of a picture
 
 @dataclasses.dataclass(frozen=True)
 class ComparedText:
-    """The words of a text, its entities as they are and as they were predicted, and what is written above it."""
+    """The words of a text, its true and predicted entities, and the line above it."""
 
     words: Sequence[str]
     truth: Sequence[Entity]

@@ -75,7 +75,7 @@ _without_padding = lru_cache(maxsize=64)(_all_real)  # every layer asks at every
 
 
 def alike(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The arrays (B,), or with one entry each where none of them differs between the items."""
+    """The arrays (B,), or with one entry each if none differs between the items."""
     if all(array.size == 1 or (array.size and (array == array[0]).all()) for array in arrays):
         return tuple(array[:1] for array in arrays)
     return tuple(np.broadcast_arrays(*arrays))

@@ -129,7 +129,7 @@ class StreamingLayer(WindowLayer):
         return query, CachedInputs(turn(keys, fit.key_offset), values, fit.mask, scores)
 
     def _fitted(self, mask: Mask | None, arriving: NewRows, key: Tensor) -> _KeyPlacement:
-        """Which keys are read in which order, where they stand for these rows, and who sees them."""
+        """The keys to read, in order, their positions for these rows, and their mask."""
         before, rows, batch = self._host, arriving.rows, key.shape[0]
         at = (before - arriving.left)[:, None] + np.arange(rows)  # places in the text
         new = np.where(arriving.real(), at, -1)

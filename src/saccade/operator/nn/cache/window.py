@@ -116,7 +116,7 @@ class WindowLayer(LayerCache):
         return CachedInputs(held_key, held_value, fitted, bias)
 
     def _long(self, new: NewTokens, arriving: NewRows, top: np.ndarray) -> CachedInputs:
-        """A chunk that would overwrite what its own first rows see: it is answered first, then written."""
+        """A chunk that would overwrite keys that its own first rows see: it is answered first, then written."""
         key, value, mask, bias, _ = new
         before, batch, rows = self._host, key.shape[0], arriving.rows
         whole = both(mask, self._own)

@@ -159,7 +159,7 @@ def print_map(console: Console, values: HeadValues, title: str, note: str) -> No
 
 
 def layer_labels(calls: Sequence[CallHeads]) -> list[str]:
-    """The number of each layer; the names of calls where a layer has several."""
+    """The number of each layer; the names of calls if a layer has several."""
     numbers = [str(call.layer) for call in calls]
     return (
         numbers

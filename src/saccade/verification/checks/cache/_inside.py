@@ -39,7 +39,8 @@ def written_line(subject: Subject, piece: NamedInputs) -> Location | None:
 
 
 def not_emptied_line(subject: Subject, used: Subject) -> Location | None:
-    """The line of its reset that leaves something of `used`, which was reset, or where that method begins."""
+    """The line of the reset method that leaves something of `used`, which was reset; else the first line of that
+    method."""
     cache = subject.reading.cache
     if cache is None or cache.kind != "inside" or cache.reset is None:
         return None

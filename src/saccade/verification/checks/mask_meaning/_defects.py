@@ -256,8 +256,8 @@ def counted(probe: MaskArgumentProbe) -> float | None:
 
 
 def as_number(probe: MaskArgumentProbe) -> float | None:
-    """How much a True more than a False counts in the scores where the mask is given as booleans, and these are added
-    as 1 and 0; None if they raise an error, hide something, or do nothing."""
+    """How much more a True than a False adds to the scores if a boolean mask is added as 1 and 0; None if booleans
+    raise an error, hide something, or do nothing."""
     mask = replace(probe.mask, meaning="attend", dtype="bool")
     reading = replace(probe.subject.reading, masks=(mask,))
     attentions = _weights(replace(probe, mask=mask, subject=replace(probe.subject, reading=reading)))

@@ -113,13 +113,13 @@ def error(message: str, effect: str, fix: str, evidence: dict[str, Any], locatio
 
 
 def pattern_line(subject: Subject, inputs: NamedInputs) -> Location | None:
-    """The line where the causal mask is made, else where it is applied."""
+    """The line that makes the causal mask, else the line that applies it."""
     steps = steps_of(subject, inputs)
     return shaping_line(steps, inputs) or masking_line(steps, inputs)
 
 
 def padding_line(subject: Subject, inputs: NamedInputs, real: Tensor) -> Location | None:
-    """The line where the padding mask is dropped, else where it is made, else where scores are masked."""
+    """The line that drops the padding mask, else the one that makes it, else the one that masks scores."""
     away = thrown_away(subject)
     if away is not None:
         return away

@@ -65,7 +65,7 @@ def leaks(subject: Subject) -> Iterator[Finding]:
 
 
 def _alone_moves(subject: Subject, length: int, row: int, column: int) -> bool:
-    """Whether output `row` changes with token `column` where the item is the only one of its batch."""
+    """Whether output `row` changes with token `column` if the item is the only one of its batch."""
     inputs = subject.inputs(1, length)
     with torch.no_grad():
         before, after = subject(inputs).out[:, row], subject(inputs.changed([column], seed=column + 1)).out[:, row]

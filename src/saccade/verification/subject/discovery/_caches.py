@@ -160,8 +160,8 @@ class _CacheSearch:
     # --- in an object that it is given
 
     def _made(self, argument: TargetArgument, flag: str | None) -> CacheReading | None:
-        """An object of the one class of the target's file whose name says cache, or a dict or list that is empty or
-        holds None, where a call takes and fills it."""
+        """An object of the one class in the target's file whose name says cache; or a dict or list, empty or of None,
+        if a call takes and fills it."""
         for make, is_plain in self._stores(argument):
             try:
                 store = make()
@@ -222,7 +222,7 @@ class _CacheSearch:
         return ""
 
     def _remembers(self, cache: CacheReading) -> bool:
-        """Whether what a second piece gives depends on the first."""
+        """Whether the output of a second piece depends on the first."""
         try:
             return bool(differs(self._second(cache, 0, last=3), self._second(cache, 1, last=3)).any())
         except (Inapplicable, TargetError):

@@ -156,7 +156,7 @@ def _with_flag(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Re
 
 
 def _eval_copy(module: nn.Module) -> nn.Module:
-    """A copy in eval mode; the module itself where it cannot be copied."""
+    """A copy in eval mode; the module itself if it cannot be copied."""
     try:
         module = copied(module)
     except Exception:  # what a target's own __deepcopy__ may raise is not known

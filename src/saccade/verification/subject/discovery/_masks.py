@@ -142,7 +142,8 @@ def _is_bias(argument: TargetArgument) -> bool:
 
 
 def _usual_meaning(argument: TargetArgument) -> Meaning:
-    """PyTorch's `key_padding_mask` is True at the padding; most others call `mask` what may be seen."""
+    """The usual meaning of a mask by its name: PyTorch's `key_padding_mask` is True at padding; in most other masks
+    True is visible."""
     if _is_bias(argument):
         return "additive"
     return "ignore" if re.search("pad", argument.name.lower()) else "attend"
@@ -252,7 +253,7 @@ class _MaskTrial:
         return self.plain is None or any(self._adds(replace(mask, meaning=meaning)) for meaning in others)
 
     def _movement(self, mask: MaskReading, before: Tensor, positions: list[int], rows: list[int]) -> float:
-        """The mean movement of these rows when these keys change; infinite where nothing finite is left."""
+        """The mean movement of these rows when these keys change; infinite if no finite number is left."""
         after = self._out(mask, self.inputs.changed(positions, "key"))
         if after is None:
             return float("inf")

@@ -94,7 +94,7 @@ def role_of(name: str) -> str:
 
 
 def arguments_of(target: Any) -> tuple[TargetArgument, ...]:
-    """The target's arguments; none where it has no signature that says them."""
+    """The target's arguments; empty without a signature."""
     target = getattr(target, "_orig_mod", target)  # what torch.compile made of a module
     function = target.forward if isinstance(target, nn.Module) else target
     if hasattr(function, "schema"):
