@@ -9,6 +9,7 @@ from . import (
     caches,
     decoding,
     edits,
+    flex,
     kernels,
     masks,
     measures,
@@ -28,6 +29,7 @@ from . import (
 FAULTS: dict[str, tuple[Fault, ...]] = {
     "masks": masks.FAULTS,
     "backends": backends.FAULTS,
+    "flex": flex.FAULTS,
     "kernels": kernels.FAULTS,
     "statistics": statistics.FAULTS,
     "texts": texts.FAULTS,
