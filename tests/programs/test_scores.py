@@ -22,7 +22,14 @@ W = 2 * LK  # distances of a table: more than any pair has
 
 def tables(dtype=torch.float64):
     torch.manual_seed(5)
-    sizes = {"heads": (HQ,), "items": (B, LK), "distances": (HQ, 2 * W), "pairs": (W, W), "single": ()}
+    sizes = {
+        "heads": (HQ,),
+        "items": (B, LK),
+        "distances": (HQ, 2 * W),
+        "pairs": (W, W),
+        "four": (B, W, HQ, W),
+        "single": (),
+    }
     return {name: torch.randn(size, dtype=dtype, requires_grad=True) for name, size in sizes.items()}
 
 
@@ -51,6 +58,7 @@ FUNCTIONS = {
     "every other head": lambda s, b, h, q, k, t: torch.where((h % 2 == 0) & (q - k > 1), -torch.inf, s),
     "squared": lambda s, b, h, q, k, t: s * s,
     "not of distances": lambda s, b, h, q, k, t: s + torch.sin((q + k) * 1.0) + t["pairs"][q, k],
+    "table of pairs": lambda s, b, h, q, k, t: s + t["four"][b, q, h, k],
     "scaled by heads": lambda s, b, h, q, k, t: s * t["heads"][h].sigmoid() + t["items"][b, k] * t["single"],
     "exponent of a table": lambda s, b, h, q, k, t: s + torch.exp(t["heads"][h]),
     "rounded index": lambda s, b, h, q, k, t: s + t["heads"][(s * 0).to(torch.int64) + h],
@@ -67,6 +75,7 @@ KNOWN = {
     "heads": "recognised as a constant per head",
     "items": "recognised as a term (b, h, k)",
     "rows": "recognised as a term (b, h, q)",
+    "table of pairs": "recognised as a tensor of scores",
     "causal": "recognised as the mask Causal()",
     "inverse causal with a program": "recognised as the mask Window(0, None) and a program",
     "squared": "a program of 1 operation",
@@ -210,7 +219,7 @@ def test_an_index_out_of_range_at_a_visible_pair_is_an_error(index, how):
 
 
 @pytest.mark.parametrize("offset", [None, 2, [4, 1]])
-@pytest.mark.parametrize("name", ["alibi", "causal", "rows", "not of distances", "not traced"])
+@pytest.mark.parametrize("name", ["alibi", "causal", "rows", "table of pairs", "not of distances", "not traced"])
 def test_queries_stand_where_they_are_placed(name, offset):
     held, given = tables(), tensors()
     bias = score(name, held)
@@ -227,7 +236,7 @@ def test_queries_stand_where_they_are_placed(name, offset):
         torch.testing.assert_close(follows, out)
 
 
-@pytest.mark.parametrize("name", ["items", "relative", "causal", "not of distances", "not traced"])
+@pytest.mark.parametrize("name", ["items", "relative", "causal", "table of pairs", "not of distances", "not traced"])
 def test_slices_of_a_call_merge_into_the_whole(name):
     held, (query, key, value) = tables(), tensors()
     mask = saccade.Causal() | saccade.Window(3, 3)

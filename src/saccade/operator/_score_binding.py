@@ -21,7 +21,7 @@ from ._programs._language import Program
 from ._programs._recognised_scores import RecognisedScore, recognised
 from ._programs._tracing import NotTraceable
 from ._score_functions import FunctionBias
-from ._score_terms import ScoreProblem, of_a_level, of_distances
+from ._score_terms import ScoreProblem, of_a_level, of_a_table, of_distances
 from ._scores import ProgramBias, Score
 
 
@@ -96,13 +96,13 @@ def _as_known(known: RecognisedScore, whole: ProgramBias, problem: ScoreProblem)
         bias = ProgramBias(known.term, whole.tables, whole.parameter)
         bias.offset = problem.offset
     elif known.term is not None:
-        make = of_distances if known.form == "distance" else of_a_level
-        bias = make(known.term, whole, problem)
+        bias = _MADE_BY.get(known.form, of_a_level)(known.term, whole, problem)
         if bias is None:
             return None
     return BoundScore(mask, bias, scale, known.softcap or problem.softcap, f"recognised as {known.described(name)}")
 
 
+_MADE_BY = {"distance": of_distances, "table": of_a_table}
 _masks: WeakKeyDictionary[Program, dict[tuple[int | None, int | None], TracedMask]] = WeakKeyDictionary()
 
 

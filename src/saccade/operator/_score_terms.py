@@ -64,6 +64,25 @@ def of_a_level(term: Program, whole: ProgramBias, problem: ScoreProblem) -> Bias
     return None if values is None else TensorBias(values.expand(sizes))
 
 
+def of_a_table(term: Program, whole: ProgramBias, problem: ScoreProblem) -> Bias | None:
+    """The term, an entry of a table by b, h, q and k, as this table. None where the table lacks pairs of the call."""
+    node, placement = term.nodes[term.outputs[0]], problem.placement
+    if not isinstance(placement, int):
+        return None
+    table = whole.tables[int(node.value or 0)]
+    origin = 0 if problem.mask is None else problem.mask._origin()[1]
+    starts = {"b": 0, "h": 0, "q": placement + origin, "k": origin}
+    sizes = dict(zip("bhqk", (*problem.query.shape[:3], problem.length_k), strict=True))
+    axes = [term.nodes[arg].op for arg in node.args]
+    scores = whole.parameter.narrow(0, table.start, torch.Size(table.shape).numel()).view(table.shape)
+    for axis, name in enumerate(axes):
+        if starts[name] < 0 or starts[name] + sizes[name] > table.shape[axis]:
+            return None
+        scores = scores.narrow(axis, starts[name], sizes[name])
+    order = [axes.index(name) for name in "bhqk" if name in axes]
+    return TensorBias(scores.permute(order)[tuple(slice(None) if name in axes else None for name in "bhqk")])
+
+
 def of_distances(term: Program, whole: ProgramBias, problem: ScoreProblem) -> Bias | None:
     """The term at every distance of the call, (Hq, n). None as in `of_a_level`, and where the line would be long."""
     query, placement = problem.query, problem.placement

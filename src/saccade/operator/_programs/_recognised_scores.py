@@ -12,7 +12,7 @@ from typing import Literal
 
 from ._language import Builder, Node, Program
 
-Form = Literal["none", "constant", "query", "key", "distance", "program"]
+Form = Literal["none", "constant", "query", "key", "distance", "table", "program"]
 
 # Of a table only what is linear: elsewhere a hidden pair's infinite slope could reach it.
 _LINEAR = frozenset({"load", "add", "sub", "neg", "where", "mul", "div"})
@@ -41,13 +41,14 @@ class RecognisedScore:
             mask: what `shown` is, where it has a name.
         """
         terms = {"constant": "a constant per head", "query": "a term (b, h, q)", "key": "a term (b, h, k)"}
+        terms |= {"distance": "distances (h, k - q)", "table": "a tensor of scores"}
         parts = [] if self.shown is None else ["a mask" if mask is None else f"the mask {mask!r}"]
         parts += [f"scale {self.factor:g}"] if self.factor != 1.0 and self.softcap is None else []
         parts += [f"softcap {self.softcap:g}"] if self.softcap is not None else []
         if self.form == "program":
             parts.append("a program")
         elif self.form != "none":
-            parts.append("distances (h, k - q)" if self.form == "distance" else terms[self.form])
+            parts.append(terms[self.form])
         return " and ".join(parts) or "the score itself"
 
 
@@ -170,7 +171,16 @@ def _form(term: Program) -> Form | None:
         return "query"
     if "q" not in depends:
         return "key"
+    if is_entry(term):
+        return "table"
     return "distance" if "b" not in depends and _of_distances(term) else None
+
+
+def is_entry(term: Program) -> bool:
+    """Whether the term is the entry of a float table at distinct ones of b, h, q and k."""
+    node = term.nodes[term.outputs[0]]
+    names = [term.nodes[arg].op for arg in node.args]
+    return node.op == "load" and node.kind == "float" and set(names) <= set("bhqk") and len(set(names)) == len(names)
 
 
 def _linear_in_tables(program: Program) -> bool:
