@@ -13,6 +13,7 @@ from torch._higher_order_ops.flex_attention import math_attention
 from torch.nn.attention.flex_attention import noop_mask
 
 B, HQ, HKV, LQ, LK, D, DV = 2, 6, 3, 37, 41, 7, 5
+FURTHEST = 257  # positions that mask functions hold for
 WIDE = 11  # columns of the picture that natten sees
 
 
@@ -33,19 +34,19 @@ def documents(length, batch=1):
     return ids if batch == 1 else torch.stack([torch.roll(ids, 3 * item).sort().values for item in range(batch)])
 
 
-def score_functions(dtype=torch.float64):
+def score_functions(dtype=torch.float64, lengths=(LQ, LK)):
     """{name: (function, captured tensors that are learned)}."""
     bias, slopes, items = table(HQ, seed=1), table(HQ, seed=2).abs(), table(B, HQ, seed=3)
-    near, far = table(HQ, LQ + LK, seed=4), table(B, LQ, LK, seed=5)
-    by_key, gate = table(B, LK, seed=6), table(HQ, seed=8)
+    near, far = table(HQ, sum(lengths), seed=4), table(B, *lengths, seed=5)
+    by_key, gate = table(B, lengths[1], seed=6), table(HQ, seed=8)
     learned = [tensor.to(dtype).requires_grad_() for tensor in (bias, slopes, items, near, far, by_key, gate)]
     bias, slopes, items, near, far, by_key, gate = learned
-    ids, prefix = documents(max(LQ, LK)), torch.tensor([5, 13])
+    ids, prefix = documents(max(lengths)), torch.tensor([5, 13])
     offsets = torch.tensor([0, 5, 6, 19, 30])
     hidden = -math.inf
 
     def relative(score, b, h, q, k):
-        return score + near[h, q - k + LK]
+        return score + near[h, q - k + lengths[1]]
 
     def alibi(score, b, h, q, k):
         return score - slopes[h] * (q - k).abs()
@@ -97,7 +98,7 @@ def score_functions(dtype=torch.float64):
 
 def mask_functions():
     """{name: function}, of (b, h, q_idx, kv_idx)."""
-    ids, lengths, prefix = documents(max(LQ, LK)), torch.tensor([31, 41]), torch.tensor([5, 13])
+    ids, lengths, prefix = documents(FURTHEST), torch.tensor([31, 41]), torch.tensor([5, 13])
     return {
         "causal": lambda b, h, q, k: q >= k,
         "window": lambda b, h, q, k: (q >= k) & (q - k <= 11),

@@ -109,6 +109,21 @@ def test_a_score_function_beside_a_mask_function(name, mask):
         close(mine, nowhere_nan(right), rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("mask", [None, "window", "documents"])
+@pytest.mark.parametrize("name", ["relative", "jagged", "pairs", "stick"])
+def test_lengths_of_several_tiles(name, mask):
+    lengths = 157, 211
+    function, learned = score_functions(torch.float32, lengths)[name]
+    given, shown = qkv(torch.float32, lengths=lengths), mask_functions().get(mask)
+    wide = [tensor.detach().double().requires_grad_() for tensor in given]
+    exact, precise = score_functions(torch.float64, lengths)[name]
+    expected, result = theirs(*wide, exact, shown), ours(*given, function, shown)
+    right = gradients(expected, [*wide, *precise])
+    for mine, other in zip([*result, *gradients(result, [*given, *learned])], [*expected, *right], strict=True):
+        other = nowhere_nan(other) if other.isnan().any() else other
+        close(mine.double(), other, rtol=1e-4, atol=1e-4)
+
+
 def test_a_masked_pair_may_compute_nan_and_infinity():
     weight = table(LK, seed=9, dtype=torch.float32).requires_grad_()
 
@@ -178,8 +193,9 @@ def test_a_captured_tensor_is_read_anew_at_every_call():
 
 @pytest.mark.parametrize("name", ["relative", "pairs", "jagged"])
 def test_gradients_have_the_same_bits_with_any_number_of_threads(name):
-    function, learned = score_functions(torch.float32)[name]
-    given, threads, seen = qkv(torch.float32), torch.get_num_threads(), []
+    lengths = 157, 211  # of several tiles
+    function, learned = score_functions(torch.float32, lengths)[name]
+    given, threads, seen = qkv(torch.float32, lengths=lengths), torch.get_num_threads(), []
     try:
         for number in (1, 2, 3, 5):
             torch.set_num_threads(number)
