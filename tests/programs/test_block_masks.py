@@ -124,6 +124,19 @@ def test_slices_and_crops():
     )
 
 
+def test_one_block_larger_than_any_problem_holds_for_all_lengths():
+    block_mask = BlockMask.from_kv_blocks(
+        torch.ones(1, 1, 1, dtype=torch.int32),
+        torch.zeros(1, 1, 1, 1, dtype=torch.int32),
+        BLOCK_SIZE=1 << 30,
+        mask_mod=FUNCTIONS["window"],
+        seq_lengths=(1, 1),
+    )
+    for lengths in ((LQ, LK), (23, 29), (LK, LK)):
+        expected = create_mask(FUNCTIONS["window"], B, HQ, *lengths, device="cpu")
+        assert torch.equal(dense(mask_of(block_mask, lengths=lengths), lengths=lengths), expected)
+
+
 def test_rows_of_a_slice_that_decodes():
     """As in decoding: the block row of position 19, its function moved to where the query stands."""
     whole = create_block_mask(FUNCTIONS["window"], None, None, LK, LK, device="cpu", BLOCK_SIZE=8)

@@ -224,6 +224,15 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize("block_mask", [None, create_block_mask(mask_functions()["causal"], 1, 1, LQ, LK, "cpu")])
+def test_tensors_that_are_none_of_four_axes(block_mask):
+    query, key, value = qkv(torch.float32)
+    with pytest.raises(ValueError, match="query must be 4-D"):
+        saccade.flex_attention(query[0], key, value, None, block_mask)
+    with pytest.raises(TypeError, match="key must be a tensor"):
+        saccade.flex_attention(query, None, value, None, block_mask)
+
+
 @pytest.mark.parametrize(("wrong", "error", "message"), BAD, ids=lambda value: None)
 def test_bad_arguments(wrong, error, message):
     with pytest.raises(error, match=message):

@@ -50,7 +50,7 @@ def mask_of_blocks(block_mask: Any, batch: int, heads: int, lengths: Lengths, de
     _check(block_mask, batch, heads, lengths, device)
     function = MaskFunction.of(block_mask.mask_mod, batch, heads, device)
     made_of = (
-        tuple(block_mask.seq_lengths),
+        lengths,
         tuple(block_mask.BLOCK_SIZE),
         function.value,
         *map(_state, _lists(block_mask)),

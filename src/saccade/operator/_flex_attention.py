@@ -15,6 +15,7 @@ from torch import Tensor
 from ._attention import attention, attention_with_lse
 from ._block_masks import mask_of_blocks
 from ._call import AttentionCall
+from ._checks import check_inputs
 from ._scores import Score
 from ._statistics import statistics
 from ._surroundings import describe
@@ -169,7 +170,7 @@ def _tensors(
     """The tensors in one dtype, with one batch; what `attention` checks itself is left to it."""
     given = (query, key, value)
     if not all(isinstance(tensor, Tensor) and tensor.dim() == 4 for tensor in given):
-        return given
+        return check_inputs(*given)  # which says what is wrong
     if not enable_gqa and query.shape[1] != key.shape[1]:
         raise ValueError(
             f"query has {query.shape[1]} heads (axis 1), expected key's {key.shape[1]}; "
