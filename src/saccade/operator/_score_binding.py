@@ -21,8 +21,9 @@ from ._programs._language import Program
 from ._programs._recognised_scores import RecognisedScore, recognised
 from ._programs._tracing import NotTraceable
 from ._score_functions import FunctionBias
+from ._score_programs import ProgramBias
 from ._score_terms import ScoreProblem, of_a_level, of_a_table, of_distances
-from ._scores import ProgramBias, Score
+from ._scores import Score
 
 
 class BoundScore(NamedTuple):

@@ -12,12 +12,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ._biases import Bias, Placement, RelativeLine, TensorBias
+from ._biases import Bias, Placement, RelativeScores, TensorBias
 from ._call import standing
 from ._masks import Mask
 from ._masks._data import lasting
 from ._programs._language import Builder, Program, evaluate
-from ._scores import Leaves, ProgramBias, entries, leaves_of
+from ._score_programs import ProgramBias, entries
+from ._scores import Leaves, leaves_of
 
 _LINE = 2**22  # numbers of a line of distances; where more are needed, the program is computed pair by pair
 _KEPT = 4  # lengths for which a program's indices are kept
@@ -39,6 +40,43 @@ class ScoreProblem(NamedTuple):
         if self.offset is not None:
             return self.offset
         return standing(self.mask, self.length_k - self.query.shape[2], self.query.device)
+
+
+class RelativeLine(RelativeScores):
+    """A score for each head and distance: (Hq, n), from distance `first` on. What a `Score` of distances becomes."""
+
+    _head_axis = 0
+
+    def __init__(self, line: Tensor, first: int) -> None:
+        self.parameter, self.first = line, first
+
+    def _entries(self, parameter: Tensor, distance: Tensor) -> Tensor:
+        return (distance - self.first).clamp(0, max(parameter.shape[1] - 1, 0))
+
+    def _value(self, parameter: Tensor, head: Tensor, distance: Tensor) -> Tensor:
+        return parameter[head, self._entries(parameter, distance)]
+
+    def _score(self, parameter: Tensor, distance: Tensor) -> Tensor:
+        return parameter.index_select(1, self._entries(parameter, distance))
+
+    def _pull_score(self, cotangent: Tensor, parameter: Tensor, distance: Tensor) -> Tensor:
+        heads, n = parameter.shape
+        places = self._entries(parameter, distance) + n * torch.arange(heads, device=distance.device)[:, None]
+        flat = cotangent.new_zeros(heads * n)
+        if flat.device.type == "cpu":  # along one axis PyTorch adds in order
+            return flat.index_add(0, places.flatten(), cotangent.flatten()).view(heads, n)
+        return flat.index_put((places.flatten(),), cotangent.flatten(), accumulate=True).view(heads, n)
+
+    def _part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
+        return parameter if heads is None else parameter.index_select(0, heads)
+
+    def _check(self, batch: int, heads: int, length_q: int, length_k: int) -> None:
+        super()._check(batch, heads, length_q, length_k)
+        if self.parameter.shape[0] != heads:
+            raise ValueError(f"bias: scores of distances for {self.parameter.shape[0]} heads, expected {heads}")
+
+    def __repr__(self) -> str:
+        return f"Score(of distances {self.first} to {self.first + self.parameter.shape[1] - 1})"
 
 
 def of_a_level(term: Program, whole: ProgramBias, problem: ScoreProblem) -> Bias | None:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...operator._biases import ALiBi, Bias, RelativeBias, RelativeLine, RelativeScores, TensorBias
+from ...operator._biases import ALiBi, Bias, RelativeBias, RelativeScores, TensorBias
 from ...operator._masks import FromTensor, Mask, mask_classes
 from ...operator._masks._data import OwnedTensor, Subset
+from ...operator._score_terms import RelativeLine
 from ...operator._scores import ModifiedScores, Score
 
 MOST_BITS = 1 << 26  # largest number of booleans stored for a mask without a form as plain values

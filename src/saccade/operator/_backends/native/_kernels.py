@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._biases import RelativeLine, RelativeScores, TensorBias
+from ..._biases import RelativeScores, TensorBias
 from ..._call import CallSettings, CheckedCall, sink_lse, without_autocast
-from ..._scores import ProgramBias
+from ..._score_programs import ProgramBias
+from ..._score_terms import RelativeLine
 from ._module import missing as missing, module as module
 from ._program import compiled, forms_of, narrow
 

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from ....interception._hooks import hooked
 from ....make.models.text.encoder_decoder import EncoderDecoder
-from ....operator._biases import Bias, RelativeLine, RelativeScores, Span, TensorBias
+from ....operator._biases import Bias, RelativeScores, Span, TensorBias
 from ....operator._call import CheckedCall, ObservedCall
 from ....operator._checks import make_call
 from ....operator._pooled import pooled
+from ....operator._score_terms import RelativeLine
 from ....operator._scores import ModifiedScores
 from ....operator.nn.attention import MultiHeadAttention
 from ....operator.nn.norm import RMSNorm
