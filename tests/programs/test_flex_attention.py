@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from flex_functions import HKV, HQ, LK, LQ, B, D, mask_functions, qkv, score_functions, table, theirs
+from flex_functions import DV, HKV, HQ, LK, LQ, B, mask_functions, qkv, score_functions, table, theirs
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 import saccade
@@ -251,7 +251,17 @@ def test_a_function_that_reads_outside_of_its_tensor():
         saccade.flex_attention(*qkv(torch.float32), lambda s, b, h, q, k: s + short[k], enable_gqa=True)
 
 
+@pytest.mark.parametrize("lengths", [(0, LK), (LQ, 0), (0, 0)])
+def test_no_queries_and_no_keys(lengths):
+    given = qkv(torch.float32, lengths=lengths)
+    for name in ("relative", "alibi", "pairs", "clipped"):
+        out = saccade.flex_attention(*given, score_functions(torch.float32)[name][0], enable_gqa=True)
+        assert torch.equal(out, torch.zeros(B, HQ, lengths[0], DV))
+        out.sum().backward()
+        assert not any(tensor.grad.any() for tensor in given)
+
+
 def test_half_precision_keeps_its_dtype_and_lse_does_not():
     out, lse, top = ours(*qkv(torch.bfloat16), one)
     assert (out.dtype, lse.dtype, top.dtype) == (torch.bfloat16, torch.float32, torch.float32)
-    assert out.shape == (B, HQ, LQ, 5) and D == 7
+    assert out.shape == (B, HQ, LQ, DV)

@@ -128,6 +128,7 @@ def of_distances(term: Program, whole: ProgramBias, problem: ScoreProblem) -> Bi
         return None
     low, high = (placement, placement) if isinstance(placement, int) else map(int, placement.aminmax())
     heads, least, last = query.shape[1], 1 - query.shape[2] - high, problem.length_k - 1 - low
+    last = max(last, least)  # of no queries and no keys: one number that nobody reads
     if heads * (last - least + 1) > max(_LINE, 4 * heads * (query.shape[2] + problem.length_k)):
         return None
 
