@@ -316,3 +316,34 @@ def test_a_compiled_graph_breaks_at_the_call_and_the_kernels_compute_it():
     torch._dynamo.reset()  # the broken graphs would be found again
     with pytest.raises(Exception, match="a Score is a function that Saccade traces itself"):
         torch.compile(layer, backend="eager", fullgraph=True)(*given)
+
+
+class OutOfSight:
+    def __getattr__(self, name):
+        return HIDDEN_GAINS
+
+
+HIDDEN_GAINS = torch.ones(HQ, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (lambda s, b, h, q, k: s if q > k else s * 2, RuntimeError, "torch.where instead of `if`"),
+        (
+            lambda s, b, h, q, k: torch.stack([s, s]).norm()[None],
+            ValueError,
+            r"must return one number, got shape \(1,\)",
+        ),
+        (lambda s, b, h, q, k: torch.stack([s, s]).norm().int(), TypeError, "got torch.int32"),
+        (lambda s, b, h, q, k: (s * OutOfSight().gains[h]).lgamma(), ValueError, "out of sight"),
+    ],
+)
+def test_functions_that_neither_the_tracer_nor_vmap_can_run(function, error, message):
+    with pytest.raises(error, match=message):
+        saccade.attention(*tensors(), bias=saccade.Score(function))
+
+
+def test_a_score_needs_a_function():
+    with pytest.raises(TypeError, match="Score: function must be callable as"):
+        saccade.Score(torch.zeros(3))

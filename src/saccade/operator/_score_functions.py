@@ -66,7 +66,8 @@ class FunctionBias(ModifiedScores):
             raise IndexError(f"Score: {error}") from error
         except RuntimeError as error:
             raise RuntimeError(
-                f"Score: the function cannot be traced ({self.reason}), and running it by vmap fails: {error}"
+                f"Score: the function cannot be traced ({self.reason}), and torch.vmap cannot run it either; write it "
+                "with operations of PyTorch, such as torch.where instead of `if`"
             ) from error
         if not isinstance(new, Tensor) or not new.is_floating_point():
             came = new.dtype if isinstance(new, Tensor) else type(new).__name__
