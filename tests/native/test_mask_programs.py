@@ -88,6 +88,7 @@ def test_functions_of_known_masks_are_lowered_as_these(fn, name):
         lambda b, h, q, k: lengths[b] > q,
         lambda b, h, q, k: q // 16 == k // 8,
         lambda b, h, q, k: (q >= k) | (k > 7 * q),
+        lambda b, h, q, k: q - k <= 2**60,
     ],
 )
 def test_what_only_looks_like_a_known_mask_is_not_taken_for_it(fn):

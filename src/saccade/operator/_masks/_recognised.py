@@ -8,18 +8,19 @@ worked out for every key.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._programs._language import Builder, Node, Program
-from ._algebra import And, Not, Or
+from ._algebra import And, Or
 from ._documents import Documents
 from ._heads import PerHead
 from ._mask import Mask
+from ._mask_forms import SWAPPED, between, joined, one_window, window, without
 from ._padding import Padding
+from ._program_of_head import of_head
 from ._relative import Causal, Prefix, Window
 from ._residues import Chunks, Dilated
 from ._sparse import Global
@@ -28,7 +29,6 @@ from ._traced import evaluated
 _HEADS = 64  # whose masks are looked at one by one
 _FAR = 1 << 40  # chunks: a side without an end
 _OF_KEYS = frozenset({"k", "b", "table"})
-_SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
 class Sizes(NamedTuple):
@@ -76,51 +76,9 @@ def recognised(
         return _Reader(program, tables, sizes).mask(program.outputs[0])
     if sizes.heads is None or sizes.heads > _HEADS:
         return None
-    parts = [_Reader(*_of_head(program, tables, head), sizes).top() for head in range(sizes.heads)]
+    parts = [_Reader(*of_head(program, tables, head), sizes).top() for head in range(sizes.heads)]
     masks = [part for part in parts if part is not None]
     return PerHead(masks) if len(masks) == len(parts) else None
-
-
-def _of_head(program: Program, tables: Sequence[Tensor], head: int) -> tuple[Program, Sequence[Tensor]]:
-    """The program of one head: its tables indexed, and what is constant then folded."""
-    build, held = Builder(), list(tables)
-    here: list[int] = []
-    for node in program.nodes:
-        args = tuple(here[arg] for arg in node.args)
-        if node.op == "h":
-            here.append(build.const(head, "int"))
-        elif node.op == "load":
-            here.append(_loaded(build, node, args, held))
-        elif node.op in ("b", "q", "k", "const"):
-            here.append(build.add(node))
-        else:
-            here.append(build.of(node.op, *args))
-    return build.program(here[program.outputs[0]]), held
-
-
-def _loaded(build: Builder, node: Node, args: tuple[int, ...], tables: list[Tensor]) -> int:
-    """A load whose constant indices are taken out of the table."""
-    values = [build.value(arg) for arg in args]
-    table = tables[int(node.value or 0)]
-    for axis in range(len(args) - 1, -1, -1):
-        value = values[axis]
-        if value is not None:
-            if not 0 <= value < table.shape[axis]:
-                return build.load(int(node.value or 0), node.kind, *args)  # an error where it is evaluated
-            table = table.select(axis, int(value))
-    if not table.dim():
-        return build.const(table.item(), node.kind)
-    if all(value is None for value in values):
-        return build.load(int(node.value or 0), node.kind, *args)
-    number = next((n for n, other in enumerate(tables) if _same_memory(other, table)), len(tables))
-    if number == len(tables):
-        tables.append(table)
-    return build.load(number, node.kind, *(arg for arg, value in zip(args, values, strict=True) if value is None))
-
-
-def _same_memory(left: Tensor, right: Tensor) -> bool:
-    same = left.shape == right.shape and left.stride() == right.stride() and left.dtype == right.dtype
-    return same and left.data_ptr() == right.data_ptr()
 
 
 class _Linear(NamedTuple):
@@ -150,7 +108,10 @@ class _Reader:
     def mask(self, node: int) -> Mask | None:
         """The mask that says what a bool node says."""
         if node not in self._known:
-            self._known[node] = self._mask(node)
+            try:
+                self._known[node] = self._mask(node)
+            except ValueError:  # a number beyond those that masks take
+                self._known[node] = None
         return self._known[node]
 
     def _mask(self, node: int) -> Mask | None:
@@ -163,13 +124,13 @@ class _Reader:
             return self._several(made.op, self._flat(node, made.op))
         if made.op == "not":
             part = self.mask(made.args[0])
-            return None if part is None else _without(part)
+            return None if part is None else without(part)
         if made.op == "xor":
             left, right = (self.mask(arg) for arg in made.args)
             if left is None or right is None:
                 return None
-            return Or.of(And.of(left, _without(right)), And.of(_without(left), right))
-        found = self._compared(made) if made.op in _SWAPPED else None
+            return Or.of(And.of(left, without(right)), And.of(without(left), right))
+        found = self._compared(made) if made.op in SWAPPED else None
         return self._of_keys(node) if found is None else found
 
     def _flat(self, node: int, op: str) -> list[int]:
@@ -183,12 +144,12 @@ class _Reader:
                 special, nodes = chosen
                 rest = [self.mask(node) for node in nodes]
                 known = [part for part in rest if part is not None]
-                return _joined(Or, [special, *known]) if len(known) == len(rest) else None
+                return joined(Or, [special, *known]) if len(known) == len(rest) else None
         parts = [self.mask(node) for node in nodes]
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             return None
-        return _joined(Or, known) if op == "or" else _joined(And, _one_window(known))
+        return joined(Or, known) if op == "or" else joined(And, one_window(known))
 
     # --- comparisons
 
@@ -230,25 +191,25 @@ class _Reader:
             times = form.terms[absolute]
             return None if inner is None or abs(times) != 1 else self._absolute(op, times, form.constant, inner)
         factor = self._along(form, "k", "q")
-        return None if factor is None else _between(op, factor, form.constant, _window)
+        return None if factor is None else between(op, factor, form.constant, window)
 
     def _absolute(self, op: str, factor: int, constant: int, inner: _Linear) -> Mask | None:
         """`factor * |inner| + constant` compared with 0, with a factor of 1 or -1."""
         if factor < 0:
-            op, constant = _SWAPPED[op], -constant
+            op, constant = SWAPPED[op], -constant
         limit = -constant  # |inner| op limit
         if op in ("gt", "ge", "ne"):
             part = self._absolute({"gt": "le", "ge": "lt", "ne": "eq"}[op], 1, constant, inner)
-            return None if part is None else _without(part)
+            return None if part is None else without(part)
         most = limit - 1 if op == "lt" else limit
         if most < 0:
             return ~Window(None, None)
         if op == "eq":
             ends = [self._either("eq", inner.plus(_Linear({}, end))) for end in {limit, -limit}]
-            return None if None in ends else _joined(Or, [end for end in ends if end is not None])
+            return None if None in ends else joined(Or, [end for end in ends if end is not None])
         low = self._either("ge", inner.plus(_Linear({}, most)))
         high = self._either("le", inner.plus(_Linear({}, -most)))
-        return None if low is None or high is None else _joined(And, _one_window([low, high]))
+        return None if low is None or high is None else joined(And, one_window([low, high]))
 
     def _either(self, op: str, form: _Linear) -> Mask | None:
         return self._first((self._distance, self._chunks), op, form)
@@ -266,7 +227,7 @@ class _Reader:
                         return None
                     return Chunks(size, _FAR if low is None else -low, _FAR if high is None else high)
 
-                return _between(op, form.terms[key], form.constant, chunks)
+                return between(op, form.terms[key], form.constant, chunks)
         return None
 
     def _equal(self, op: str, form: _Linear) -> Mask | None:
@@ -274,7 +235,7 @@ class _Reader:
         if op not in ("eq", "ne"):
             return None
         made = self._first((self._dilated, self._documents), form)
-        return made if made is None or op == "eq" else _without(made)
+        return made if made is None or op == "eq" else without(made)
 
     def _first(self, readings: Sequence[Callable[..., Mask | None]], *form: Any) -> Mask | None:
         return next((mask for reading in readings if (mask := reading(*form)) is not None), None)
@@ -326,7 +287,7 @@ class _Reader:
         if key < 0 or abs(form.terms[key]) != 1:
             return None
         if form.terms[key] < 0:
-            form, op = _Linear({}, 0).plus(form, -1), _SWAPPED[op]
+            form, op = _Linear({}, 0).plus(form, -1), SWAPPED[op]
         if op not in ("lt", "le"):
             return None
         rest, more = {n: t for n, t in form.terms.items() if n != key}, int(op == "le") - form.constant
@@ -419,64 +380,3 @@ class _Reader:
             return None
         size = int(self.nodes[made.args[1]].value or 0)
         return size if size > 0 else None
-
-
-def _between(op: str, factor: int, constant: int, make: Callable[[int | None, int | None], Mask | None]) -> Mask | None:
-    """`factor * x + constant` compared with 0, as `make(lowest x, highest x)`."""
-    if factor < 0:
-        op, factor, constant = _SWAPPED[op], -factor, -constant
-    if op == "ne":
-        part = _between("eq", factor, constant, make)
-        return None if part is None else _without(part)
-    if op == "eq":
-        if constant % factor:
-            return ~Window(None, None)
-        return make(-constant // factor, -constant // factor)
-    if op == "lt":
-        return make(None, -(constant // factor) - 1)
-    if op == "le":
-        return make(None, (-constant) // factor)
-    return make((-constant) // factor + 1, None) if op == "gt" else make(-(constant // factor), None)
-
-
-def _window(low: int | None, high: int | None) -> Mask:
-    """Pairs with `low <= k - q <= high`; a window's own sides contain the query's position."""
-    parts: list[Mask] = []
-    if low is not None and low > 0:
-        parts.append(~_sides(None, low - 1))
-        low = None
-    if high is not None and high < 0:
-        parts.append(~_sides(high + 1, None))
-        high = None
-    if low is not None or high is not None or not parts:
-        parts.append(_sides(low, high))
-    return _joined(And, parts)
-
-
-def _sides(low: int | None, high: int | None) -> Mask:
-    return Causal() if (low, high) == (None, 0) else Window(None if low is None else -low, high)
-
-
-def _one_window(parts: Sequence[Mask]) -> list[Mask]:
-    """Parts of an intersection: windows as one, before the others, and chunks of one size as one."""
-    flat = [each for part in parts for each in (part.parts if isinstance(part, And) else (part,))]
-    windows = [part for part in flat if isinstance(part, Causal | Window)]
-    chunks: dict[int, Chunks] = {}
-    for part in flat:
-        if isinstance(part, Chunks):
-            other = chunks.get(part.size, part)
-            chunks[part.size] = Chunks(part.size, min(part.left, other.left), min(part.right, other.right))
-    lefts = [part.left for part in windows if isinstance(part, Window) and part.left is not None]
-    rights = [0 if isinstance(part, Causal) else part.right for part in windows]
-    closed = [right for right in rights if right is not None]
-    joined = [_sides(-min(lefts) if lefts else None, min(closed) if closed else None)] if windows else []
-    return [*joined, *chunks.values(), *(part for part in flat if not isinstance(part, Causal | Window | Chunks))]
-
-
-def _without(mask: Mask) -> Mask:
-    return Not.of(mask)
-
-
-def _joined(kind: type[And] | type[Or], parts: Sequence[Mask]) -> Mask:
-    distinct = list(dict.fromkeys(parts))
-    return distinct[0] if len(distinct) == 1 else reduce(kind.of, distinct)
