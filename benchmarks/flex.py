@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flex_functions import HEADS, SHORT, mask_functions, score_functions, ten_operations
+from flex_cases import HEADS, SHORT, mask_functions, score_functions, ten_operations
 from torch import Tensor
 
 import saccade
