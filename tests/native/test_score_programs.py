@@ -40,6 +40,7 @@ FUNCTIONS = {
     "pair in place": (lambda: (float32(HQ, LK, LK),), lambda t, s, b, h, q, k: s * t[0][h, q, k].cos()),
     "pair of all heads": (lambda: (float32(LK, LK),), lambda t, s, b, h, q, k: torch.sin(s * t[0][q, k])),
     "pair by copy": (lambda: (float32(31),), lambda t, s, b, h, q, k: s + s * t[0][(q * k) % 31]),
+    "quotient": (lambda: (float32(HQ, LK),), lambda t, s, b, h, q, k: s / (1.5 + t[0][h, k].sin())),
     "one table twice": (lambda: (float32(HQ, LK),), lambda t, s, b, h, q, k: s * t[0][h, q] - t[0][h, k] * 0.5),
     "bools and wholes": (
         lambda: (torch.rand(LK, LK) < 0.5,),
