@@ -21,7 +21,7 @@ FAULTS = (
         "src/saccade/operator/_programs/_language.py",
         "return np.where(x[1] < y[0], 1, 0), np.where(x[0] < y[1], 1, 0)",
         "return np.where(x[1] <= y[0], 1, 0), np.where(x[0] < y[1], 1, 0)",
-        ("tests/programs/test_random_programs.py", "tests/masks/test_mask_kinds.py"),
+        ("tests/native/test_mask_programs.py", "tests/programs/test_random_programs.py"),
         "Equal ends count as surely less.",
     ),
     Fault(
