@@ -128,7 +128,7 @@ def flex_output(
     dtype: torch.dtype,
     return_aux: AuxRequest | None,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]:
-    """What `flex_attention` returns; `lse` is None unless it is asked for."""
+    """The result of `flex_attention`; `lse` is None unless it is asked for."""
     out = out if out.dtype == dtype or torch._C._is_any_autocast_enabled() else out.to(dtype)
     if return_aux is not None:
         from torch.nn.attention.flex_attention import AuxOutput
@@ -147,7 +147,7 @@ def max_scores(call: AttentionCall) -> Tensor:
 
 
 def check_options(return_lse: bool, return_aux: AuxRequest | None, options: Mapping[str, Any] | None) -> None:
-    """ValueError for what PyTorch refuses, too; other names are those of its GPU kernels."""
+    """Raise ValueError for options that PyTorch rejects, too; names of its GPU kernels' options are ignored."""
     if return_lse and return_aux is not None:
         raise ValueError("return_lse: expected no return_aux beside it; write return_aux=AuxRequest(lse=True)")
     if options is None:

@@ -81,7 +81,7 @@ class MaskFunction:
         return _placed(known if known is not None and _fits(known, lengths) else made, lengths)
 
     def kinds(self, shape: tuple[int, int, int, int], size: Lengths, lengths: Lengths) -> Kinds:
-        """What is sure of each block of `size`, (B, H, nq, nk): 1 all visible, 0 none, -1 not known."""
+        """The proved kind of each block of `size`, (B, H, nq, nk): 1 all visible, 0 none, -1 not known."""
         if self._traced is None:
             return np.full(shape, -1)
         rows, keys = (

@@ -153,7 +153,7 @@ def _readable(placement: Tensor) -> bool:
 
 
 class _Prepared(NamedTuple):
-    """What of a term's values depends on no table."""
+    """The part of a term's values that depends on no table."""
 
     values: dict[int, Tensor]  # of nodes
     places: dict[int, Tensor]  # where loads read

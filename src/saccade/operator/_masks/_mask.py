@@ -177,7 +177,7 @@ class Mask(ABC):
     _memos: Mapping[str, tuple[Lengths, Hashable, Any]] = MappingProxyType({})
 
     def _reads(self) -> Hashable:
-        """What its answers depend on besides its value, compared: tensors that a function captured. None: nothing."""
+        """The state that its answers depend on besides its value: tensors that a function captured. None: none."""
         parts = tuple(part._reads() for part in self._children())
         return None if all(part is None for part in parts) else parts
 

@@ -91,7 +91,7 @@ class Predicate(Mask):
         return "partial" if made is None else made.region_kind(region)
 
     def _reading(self, keys: int) -> str:
-        """What the function is taken for in a call with so many keys: a line of `explain`."""
+        """The mask that the function is recognised as in a call with so many keys: a line of `explain`."""
         made = self._program()
         if made is not None:
             known = made.recognised(keys)
@@ -114,7 +114,7 @@ class Predicate(Mask):
         return None if made is None else (made,)
 
     def _program(self, thoroughly: bool = False) -> TracedMask | None:
-        """What the function is traced to, with its captured tensors as they are now. None: it cannot be traced.
+        """The traced function, with its captured tensors as they are now. None: it cannot be traced.
 
         Args:
             thoroughly: whether contents are compared where the count of writes says that nothing changed.

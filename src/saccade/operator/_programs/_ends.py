@@ -67,7 +67,7 @@ class TableEnds:
 
 
 def _levels(values: Array, reduce: Any) -> list[Array]:
-    """Of (rows, L): level n holds the reduction over the 2**n entries that begin at each place."""
+    """Reductions of (rows, L): level n has that of the 2**n entries that begin at each place."""
     levels, width = [values], 1
     while 2 * width <= values.shape[1]:
         last = levels[-1]
@@ -77,7 +77,7 @@ def _levels(values: Array, reduce: Any) -> list[Array]:
 
 
 def _least_and_greatest(lows: list[Array], highs: list[Array], row: Any, first: Any, last: Any) -> Interval:
-    """Over entries first ... last of a row."""
+    """The least and the greatest of entries first ... last of a row."""
     row, first, last = np.broadcast_arrays(row, first, last)
     level = np.frexp(last - first + 1)[1] - 1  # of the largest power of two that fits
     least, greatest = np.empty(row.shape), np.empty(row.shape)

@@ -62,7 +62,7 @@ def recognised(program: Program) -> RecognisedScore | None:
 
 
 def _shown(program: Program) -> tuple[Program, Program | None]:
-    """What stands inside of `where(shown, score, -inf)`, and the condition."""
+    """The score inside of `where(shown, score, -inf)`, and the condition."""
     depends, node = program.depends, program.outputs[0]
     build = Builder()
     here = build.copy(program)

@@ -78,7 +78,7 @@ def _scores(call: CheckedCall, heads: Tensor, rows: Tensor, keys: Tensor) -> Ten
 def _modified(
     bias: ModifiedScores, call: CheckedCall, scores: Tensor, visible: Tensor, rows: Tensor, keys: Tensor
 ) -> Tensor:
-    """What a `Score` makes of the scores (H, P): pairs stand along the axis of keys, the only one."""
+    """The scores (H, P) after a `Score`; pairs lie along the axis of keys."""
     heads, origin = torch.arange(call.heads, device=call.device), 0 if call.mask is None else call.mask._origin()[1]
     leaves = leaves_of((0, 1), heads, rows[:1] * 0, keys + origin, 0)
     at = call.placement if isinstance(call.placement, int) else call.placement.to(call.device)
