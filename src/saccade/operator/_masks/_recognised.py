@@ -32,7 +32,7 @@ _OF_KEYS = frozenset({"k", "b", "table"})
 
 
 class Sizes(NamedTuple):
-    """What is known of a call: the keys it has, and how many batch items and heads the program tells apart."""
+    """The known sizes of a call: the keys it has, and how many batch items and heads the program tells apart."""
 
     keys: int | None = None
     batch: int | None = None
@@ -319,7 +319,7 @@ class _Reader:
         return None
 
     def _like(self, key: int, query: int) -> bool:
-        """Whether two nodes are the same with k in the place of q."""
+        """Whether two nodes are the same with k instead of q."""
         left, right = self.nodes[key], self.nodes[query]
         if left.op == "k":
             return right.op == "q"
@@ -353,7 +353,7 @@ class _Reader:
     # --- parts of forms
 
     def _table(self, load: Node) -> Tensor | None:
-        """What a load reads, of as many batch items as there are."""
+        """The table that a load reads, of as many batch items as there are."""
         table = self.tables[int(load.value or 0)]
         if not load.args or self.nodes[load.args[0]].op != "b" or self.sizes.batch is None:
             return table
