@@ -55,6 +55,7 @@ FUNCTIONS = {
     "rows": lambda s, b, h, q, k, t: s + t["heads"][h] * torch.cos(q * 1.0),
     "causal": lambda s, b, h, q, k, t: torch.where(q >= k, s, -torch.inf),
     "inverse causal with a program": lambda s, b, h, q, k, t: torch.where(q > k, -torch.inf, s * s),
+    "added causal": lambda s, b, h, q, k, t: s - t["heads"][h] + torch.where(k > q, -torch.inf, t["items"][b, k]),
     "every other head": lambda s, b, h, q, k, t: torch.where((h % 2 == 0) & (q - k > 1), -torch.inf, s),
     "squared": lambda s, b, h, q, k, t: s * s,
     "not of distances": lambda s, b, h, q, k, t: s + torch.sin((q + k) * 1.0) + t["pairs"][q, k],
@@ -78,6 +79,7 @@ KNOWN = {
     "table of pairs": "recognised as a tensor of scores",
     "causal": "recognised as the mask Causal()",
     "inverse causal with a program": "recognised as the mask Window(0, None) and a program",
+    "added causal": "recognised as the mask Causal() and a term (b, h, k)",
     "squared": "a program of 1 operation",
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Literal
 
 from ._language import Builder, Node, Program
@@ -62,19 +63,34 @@ def recognised(program: Program) -> RecognisedScore | None:
 
 
 def _shown(program: Program) -> tuple[Program, Program | None]:
-    """The score inside of `where(shown, score, -inf)`, and the condition."""
+    """The score inside of `where(shown, score, -inf)` and `score + where(shown, term, -inf)`, and all conditions."""
     depends, node = program.depends, program.outputs[0]
     build = Builder()
     here = build.copy(program)
-    shown: int | None = None
-    while (choice := program.nodes[node]).op == "where" and not depends[choice.args[0]] & {"score", "table"}:
-        hidden = [program.nodes[arg].value == -math.inf for arg in choice.args[1:]]
-        if hidden not in ([False, True], [True, False]):
-            break
-        condition = here[choice.args[0]] if hidden[1] else build.of("not", here[choice.args[0]])
-        shown = condition if shown is None else build.of("and", shown, condition)
-        node = choice.args[1] if hidden[1] else choice.args[2]
-    return build.program(here[node]), None if shown is None else build.program(shown)
+    conditions: list[int] = []
+
+    def inside(node: int) -> int:
+        """The node without conditions around it."""
+        while (choice := program.nodes[node]).op == "where" and not depends[choice.args[0]] & {"score", "table"}:
+            hidden = [program.nodes[arg].value == -math.inf for arg in choice.args[1:]]
+            if hidden not in ([False, True], [True, False]):
+                break
+            shown = here[choice.args[0]]
+            conditions.append(shown if hidden[1] else build.of("not", shown))
+            node = choice.args[1] if hidden[1] else choice.args[2]
+        return node
+
+    node = inside(node)
+    split = _split(program, depends, node)
+    rest = here[node]
+    if split is not None:
+        core, terms = split
+        rest = here[core]
+        for term, negative in reversed(terms):
+            rest = build.of("sub", rest, here[term]) if negative else build.of("add", rest, here[inside(term)])
+    if not conditions:
+        return program, None
+    return build.program(rest), build.program(reduce(lambda one, other: build.of("and", one, other), conditions))
 
 
 def _added(program: Program) -> RecognisedScore | None:
