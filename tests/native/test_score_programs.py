@@ -193,6 +193,10 @@ def test_an_index_outside_of_a_table_is_an_error_where_it_is_seen():
     assert table.grad.isfinite().all()
     with pytest.raises(IndexError, match=f"index {LK - 3} is out of range"):
         saccade.attention(query, key, value, bias=score, backend="native")
+    # One before the first negative index that PyTorch takes: wrapped twice it would be the last entry.
+    early = Score(lambda s, b, h, q, k: s * table[k - (LK - 2)])
+    with pytest.raises(IndexError, match="out of"):
+        saccade.attention(query, key, value, hidden, bias=early, backend="native")
 
 
 def test_what_no_query_sees_reaches_nothing():

@@ -212,7 +212,7 @@ def _linear(program: Program, index: int) -> dict[str, int] | None:
 
 
 def _flattened(program: Program, tables: tuple[TableForm, ...], extent: Extent) -> Program:
-    """Indices of several axes made one, negative ones wrapped; ints are proved to stay within 32 bits.
+    """Indices of several axes made one; ints are proved to stay within 32 bits.
 
     A second output, where there is one, says whether an index lies outside of its table.
     """
@@ -241,7 +241,7 @@ def _flattened(program: Program, tables: tuple[TableForm, ...], extent: Extent) 
             table = tables[int(node.value or 0)]
             index = build.const(0, "int")
             for place, arg, size in zip(args, node.args, table.shape, strict=True):
-                place, wrong = _within(build, place, reach[arg], size)
+                wrong = _outside(build, place, reach[arg], size)
                 outside = outside if wrong is None else build.of("or", outside, wrong)
                 index = build.of("add", build.of("mul", index, build.const(size, "int")), place)
             here.append(build.load(int(node.value or 0), node.kind, index))
@@ -255,16 +255,12 @@ def _flattened(program: Program, tables: tuple[TableForm, ...], extent: Extent) 
     return build.program(result) if build.value(outside) is False else build.program(result, outside)
 
 
-def _within(build: Builder, index: int, reach: Any, size: int) -> tuple[int, int | None]:
-    """An index as PyTorch reads it, and whether it lies outside of an axis of this size; None: it never does."""
+def _outside(build: Builder, index: int, reach: Any, size: int) -> int | None:
+    """Whether an index lies outside of an axis of this size; None if never. The tracer has wrapped negative ones."""
     if reach[0] >= 0 and reach[1] < size:
-        return index, None
-    zero, whole = build.const(0, "int"), build.const(size, "int")
-    if reach[0] < 0:
-        index = build.of("where", build.of("lt", index, zero), build.of("add", index, whole), index)
-    if reach[0] >= -size and reach[1] < size:
-        return index, None
-    return index, build.of("or", build.of("lt", index, zero), build.of("ge", index, whole))
+        return None
+    below, above = build.of("lt", index, build.const(0, "int")), build.of("ge", index, build.const(size, "int"))
+    return build.of("or", below, above)
 
 
 def _power(build: Builder, base: int, exponent: int) -> int:
