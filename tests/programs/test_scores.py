@@ -349,3 +349,34 @@ def test_functions_that_neither_the_tracer_nor_vmap_can_run(function, error, mes
 def test_a_score_needs_a_function():
     with pytest.raises(TypeError, match="Score: function must be callable as"):
         saccade.Score(torch.zeros(3))
+
+
+def documents_of(ids):
+    return saccade.Score(lambda s, b, h, q, k: torch.where((ids[b, q] == ids[b, k]) & (q >= k), s * s, -torch.inf))
+
+
+@pytest.mark.parametrize("write", [lambda ids, new: ids.copy_(new), lambda ids, new: ids.numpy().__setitem__(..., new)])
+def test_a_condition_on_tables_of_ints_is_a_mask_that_follows_their_contents(write):
+    query, key, value = tensors(torch.float32, rows=LK)
+    ids = (torch.arange(LK) // torch.tensor([[3], [5]])).contiguous()
+    score = documents_of(ids)
+    assert "the mask" in saccade.explain(query, key, value, bias=score).score
+    for shift in (0, 2, 1):
+        write(ids, (torch.arange(LK) + shift) // torch.tensor([[3], [5]]))
+        visible = (ids[:, None, :, None] == ids[:, None, None, :]) & torch.ones(LK, LK, dtype=torch.bool).tril()
+        squared = (query @ key.repeat_interleave(HQ // HKV, 1).mT / D**0.5) ** 2
+        weights = torch.softmax(squared.masked_fill(~visible, -torch.inf), -1)
+        expected = weights @ value.repeat_interleave(HQ // HKV, 1)
+        torch.testing.assert_close(saccade.attention(query, key, value, bias=score), expected)
+
+
+def test_a_condition_that_reads_outside_of_its_table_at_hidden_pairs_alone_is_no_error():
+    query, key, value = tensors(torch.float32)
+    ids = torch.arange(LK - 2) // 3  # the last two keys have no entry
+    score = saccade.Score(lambda s, b, h, q, k: torch.where(ids[k] > 0, s, -torch.inf))
+    out = saccade.attention(query, key, value, saccade.Padding([LK - 2] * B), bias=score)
+    torch.testing.assert_close(
+        out, saccade.attention(query, key, value, saccade.Predicate(lambda b, h, q, k: (k > 2) & (k < LK - 2)))
+    )
+    with pytest.raises(IndexError, match=f"index {LK - 2} is out of range"):
+        saccade.attention(query, key, value, bias=score)

@@ -57,6 +57,22 @@ FAULTS = (
         "A table of several axes is read as if each had one entry.",
     ),
     Fault(
+        "program-mask-stale",
+        "src/saccade/operator/_score_binding.py",
+        "if (held := known.get((batch, heads))) is None or not held.are(tables, thoroughly=True):",
+        "if (held := known.get((batch, heads))) is None:",
+        SCORES,
+        "The mask of a score function keeps the captured tensors of the first call.",
+    ),
+    Fault(
+        "program-mask-range",
+        "src/saccade/operator/_score_binding.py",
+        "reach[arg][0] >= 0 and reach[arg][1] < size",
+        "reach[arg][0] >= 0",
+        SCORES,
+        "A condition that reads outside of its table at hidden pairs becomes a mask, which raises an error.",
+    ),
+    Fault(
         "native-program-diagonal",
         "native/program_run.h",
         "below = grain - 1 - offset;",

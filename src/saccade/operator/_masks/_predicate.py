@@ -17,10 +17,9 @@ from ._intervals import Kind, Region
 from ._mask import Mask, MaskProblem
 from ._program import ProgramScope
 from ._recognised import sizes_of
-from ._traced import Contents, TracedMask
+from ._traced import HeldMask, TracedMask, kept
 
 _LEAVES = ("b", "h", "q", "k")
-_COPIED = 1 << 20  # bytes of a captured tensor that a mask copies, as other masks do
 
 
 class Predicate(Mask):
@@ -127,10 +126,10 @@ class Predicate(Mask):
             return None  # called as it is, it says itself what is wrong
         if any(of_vmap(table) for table in tables):
             return None
-        held: _Held | None = self._remembered("traced", (0, 0))
+        held: HeldMask | None = self._remembered("traced", (0, 0))
         if held is not None and held.program is program and held.are(tables, thoroughly):
             return held.mask
-        made = _Held(program, tables, self._made(program, tables))
+        made = HeldMask(program, tables, self._made(program, tables))
         self._set(_memos={**self._memos, "traced": ((0, 0), None, made)})
         return made.mask
 
@@ -141,7 +140,7 @@ class Predicate(Mask):
         for size, leaf, argument in zip(sizes, "bh", ("batch", "heads"), strict=True):
             if size is None and leaf in uses:
                 raise ValueError(f"Predicate: fn uses {leaf}; say how many there are: Predicate(fn, {argument}=...)")
-        return TracedMask(program, [_kept(table) for table in tables], *(size or 1 for size in sizes))
+        return TracedMask(program, [kept(table) for table in tables], *(size or 1 for size in sizes))
 
     def _value(self) -> tuple[Hashable, ...]:
         return self.fn, self.batch, self.heads
@@ -178,28 +177,3 @@ class _Undeclared:
                 if isinstance(value, cls):
                     value._refuse()
         raise ValueError("Predicate: fn uses an argument that was not declared")
-
-
-class _Held:
-    """A function's program with the tensors that it captured, as they were."""
-
-    def __init__(self, program: Traced, tables: Sequence[Tensor], mask: TracedMask):
-        self.program, self.mask = program, mask
-        self._tables, self._versions = tuple(tables), tuple(map(_version, tables))
-        self._contents = tuple(map(Contents, tables))
-
-    def are(self, tables: Sequence[Tensor], thoroughly: bool) -> bool:
-        """Whether these are the tensors, unchanged."""
-        same = all(a is b for a, b in zip(tables, self._tables, strict=True))
-        if same and not thoroughly and tuple(map(_version, tables)) == self._versions:
-            return True
-        return tuple(map(Contents, tables)) == self._contents
-
-
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
-
-
-def _kept(table: Tensor) -> Tensor:
-    held = table.detach()
-    return held.clone() if held.numel() * held.element_size() <= _COPIED else held

@@ -22,6 +22,7 @@ from ._program import ProgramScope
 
 _ROUNDING = 2.0**-20  # of floats that are computed in float32
 _SAMPLE, _WHOLE = 4096, 1 << 20  # bytes of a table that are compared: of a large one some
+_COPIED = 1 << 20  # bytes of a captured tensor that a mask copies, as other masks do
 Bits = np.ndarray[Any, Any]
 
 
@@ -189,3 +190,28 @@ def standing(rows: Span, offset: int | OwnedTensor) -> Span:
     """The positions that rows reach, over all batch items."""
     low, high = extent(offset, None)
     return rows[0] + low, rows[1] + high
+
+
+class HeldMask:
+    """A function's program with the tensors that it captured, as they were."""
+
+    def __init__(self, program: Traced, tables: Sequence[Tensor], mask: TracedMask):
+        self.program, self.mask = program, mask
+        self._tables, self._versions = tuple(tables), tuple(map(_version, tables))
+        self._contents = tuple(map(Contents, tables))
+
+    def are(self, tables: Sequence[Tensor], thoroughly: bool) -> bool:
+        """Whether these are the tensors, unchanged."""
+        same = all(a is b for a, b in zip(tables, self._tables, strict=True))
+        if same and not thoroughly and tuple(map(_version, tables)) == self._versions:
+            return True
+        return tuple(map(Contents, tables)) == self._contents
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def kept(table: Tensor) -> Tensor:
+    held = table.detach()
+    return held.clone() if held.numel() * held.element_size() <= _COPIED else held

@@ -53,25 +53,30 @@ class RecognisedScore:
         return " and ".join(parts) or "the score itself"
 
 
-def recognised(program: Program) -> RecognisedScore | None:
-    """The known form of a program; None where it has none."""
-    rest, shown = _shown(program)
+def recognised(program: Program, reads_tables: bool = True) -> RecognisedScore | None:
+    """The known form of a program; None where it has none.
+
+    Args:
+        reads_tables: whether `shown` may read tables of ints and bools.
+    """
+    rest, shown = _shown(program, reads_tables)
     known = _added(rest)
     if shown is None:
         return known
     return replace(known or RecognisedScore(form="program", term=rest), shown=shown)
 
 
-def _shown(program: Program) -> tuple[Program, Program | None]:
+def _shown(program: Program, reads_tables: bool) -> tuple[Program, Program | None]:
     """The score inside of `where(shown, score, -inf)` and `score + where(shown, term, -inf)`, and all conditions."""
     depends, node = program.depends, program.outputs[0]
     build = Builder()
     here = build.copy(program)
     conditions: list[int] = []
+    varies = _not_for_masks(program, reads_tables)
 
     def inside(node: int) -> int:
         """The node without conditions around it."""
-        while (choice := program.nodes[node]).op == "where" and not depends[choice.args[0]] & {"score", "table"}:
+        while (choice := program.nodes[node]).op == "where" and not varies[choice.args[0]]:
             hidden = [program.nodes[arg].value == -math.inf for arg in choice.args[1:]]
             if hidden not in ([False, True], [True, False]):
                 break
@@ -91,6 +96,15 @@ def _shown(program: Program) -> tuple[Program, Program | None]:
     if not conditions:
         return program, None
     return build.program(rest), build.program(reduce(lambda one, other: build.of("and", one, other), conditions))
+
+
+def _not_for_masks(program: Program, reads_tables: bool) -> list[bool]:
+    """Whether each node depends on the score, on a table of floats or, without `reads_tables`, on any table."""
+    varies: list[bool] = []
+    for node in program.nodes:
+        own = node.op == "score" or (node.op == "load" and not (reads_tables and node.kind != "float"))
+        varies.append(own or any(varies[arg] for arg in node.args))
+    return varies
 
 
 def _added(program: Program) -> RecognisedScore | None:
