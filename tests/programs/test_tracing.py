@@ -434,6 +434,14 @@ def _writes_through_view(s, b, h, q, k):
     return s
 
 
+GLOBAL_LIST = []
+
+
+def _appends(s, b, h, q, k):
+    GLOBAL_LIST.append(s)
+    return s
+
+
 def _counts(s, b, h, q, k):
     global GLOBAL_NUMBER
     GLOBAL_NUMBER += 1
@@ -462,13 +470,14 @@ def _counts(s, b, h, q, k):
         (_writes, SCORE, ValueError, "must not have side effects: it writes to a captured tensor, a float64 tensor"),
         (_writes_through_view, SCORE, ValueError, "must not have side effects"),
         (_counts, SCORE, ValueError, "must not have side effects: it binds the outer variable 'GLOBAL_NUMBER'"),
+        (_appends, SCORE, ValueError, "must not have side effects: it appends to a list that it captured"),
     ],
 )
 def test_errors_say_what_came_and_what_was_expected(fn, names, error, message):
     kept = slopes.clone()
     with pytest.raises(error, match=message):
         traced(fn, names, name="fn")
-    assert torch.equal(slopes, kept)
+    assert torch.equal(slopes, kept) and GLOBAL_LIST == []
 
 
 def test_captured_tensors_on_another_device_are_an_error():

@@ -44,6 +44,7 @@ class Reached(NamedTuple):
     tensors: list[Tensor]  # in the order of the walk; each once
     guarded: bool  # whether equal keys mean equal programs
     writes: str | None  # a variable outside of the function that it binds
+    lists: list[tuple[list[Any], int]]  # with their lengths
 
 
 class _Code(NamedTuple):
@@ -97,7 +98,7 @@ def reached(fn: Callable[..., Any]) -> Reached:
         _NAMES[root] = wider
     guarded = walk.guarded and not (names & _DYNAMIC)
     writes = next((code.writes for code in walk.codes if code.writes), None)
-    return Reached(tuple(walk.key), walk.tensors, guarded, writes)
+    return Reached(tuple(walk.key), walk.tensors, guarded, writes, walk.lists)
 
 
 def _root(fn: Any) -> Any:
@@ -122,6 +123,7 @@ class _Walk:
         self.names = names
         self.key: list[Any] = [names]
         self.tensors: list[Tensor] = []
+        self.lists: list[tuple[list[Any], int]] = []
         self.codes: dict[_Code, None] = {}
         self.guarded = True
         self._passed: dict[int, tuple[int, Any]] = {}  # the object too: its id must not be used again
@@ -159,6 +161,8 @@ class _Walk:
 
     def sequence(self, value: Any) -> None:
         self.key += (type(value), len(value))
+        if isinstance(value, list):
+            self.lists.append((value, len(value)))
         for element in value:
             self.visit(element)
 

@@ -131,7 +131,16 @@ def _traced(fn: Callable[..., Any], leaves: Sequence[str], walked: Reached, name
         _check_unknown(fn, leaves, walked, recorder)
     except NotTraceable as refused:
         return recorder.trace(None, refused.reason), recorder.guarded
+    finally:
+        _check_lists(walked, name)
     return recorder.trace(node), recorder.guarded
+
+
+def _check_lists(walked: Reached, name: str) -> None:
+    for held, length in walked.lists:
+        if len(held) > length:
+            del held[length:]
+            raise ValueError(f"{name} must not have side effects: it appends to a list that it captured")
 
 
 def _check_unknown(fn: Callable[..., Any], leaves: Sequence[str], walked: Reached, recorder: Recorder) -> None:
