@@ -42,7 +42,7 @@ import saccade
 from saccade import Causal, Documents, Prefix, Score, Window
 from saccade.benchmark.attention.memory import environment, growth
 from saccade.benchmark.attention.timing import quiet
-from saccade.operator._score_binding import _known
+from saccade.operator._scores._binding import _known
 
 WIDTH = 64
 DENSE = 4096  # lengths up to which dense attention is measured, which takes Lq x Lk memory

@@ -114,7 +114,7 @@ _HOMES = {  # of all names but the masks
     "Dropout": "operator._dropout",
     "Plan": "operator._explain",
     "RelativeBias": "operator._biases",
-    "Score": "operator._scores",
+    "Score": "operator._scores._score",
     "Statistics": "operator._statistics",
     "accelerate": "acceleration",
     "attention": "operator._attention",
@@ -219,7 +219,7 @@ if TYPE_CHECKING:
         Tile,
         Window,
     )
-    from .operator._scores import Score
+    from .operator._scores._score import Score
     from .operator._statistics import Statistics, statistics
     from .operator._weights import attention_weights
     from .see.attribution import attribute, head_importance, patching, why_attends

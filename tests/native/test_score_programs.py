@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 import saccade
 from saccade.operator._backends.native._program_writer import slopes
 from saccade.operator._programs._language import OPERATIONS, Builder, evaluate
-from saccade.operator._scores import Score
+from saccade.operator._scores._score import Score
 
 B, HQ, HKV, LQ, LK, D, DV = 2, 6, 3, 101, 149, 11, 7
 

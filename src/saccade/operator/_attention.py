@@ -35,8 +35,8 @@ from ._checks import make_call
 from ._dropout import Dropout
 from ._masks import Mask
 from ._masks._data import dense, traced
-from ._scores import Score
-from ._uncompiled import uncompiled
+from ._scores._score import Score
+from ._surroundings import uncompiled
 from ._unknown_arguments import advised, named, refused, with_arguments_of
 
 BACKENDS: dict[str, Any] = {

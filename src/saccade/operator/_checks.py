@@ -15,9 +15,9 @@ from ._call import CheckedCall
 from ._dropout import Dropout, as_dropout
 from ._masks import Mask, as_mask
 from ._masks._data import dense, plain
-from ._score_binding import bind
-from ._score_terms import ScoreProblem
-from ._scores import Score
+from ._scores._binding import bind
+from ._scores._score import Score
+from ._scores._terms import ScoreProblem
 
 _ONE_IN_BFLOAT16 = 0x3F80
 _INSIDE = ("saccade.", "torch.nn.modules.")  # calls of a module pass through the latter

@@ -16,10 +16,9 @@ from ._attention import attention, attention_with_lse
 from ._block_masks import mask_of_blocks
 from ._call import AttentionCall
 from ._checks import check_inputs
-from ._scores import Score
+from ._scores._score import Score
 from ._statistics import statistics
-from ._surroundings import describe
-from ._uncompiled import uncompiled
+from ._surroundings import describe, uncompiled
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask

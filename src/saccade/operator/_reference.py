@@ -16,7 +16,7 @@ from torch import Tensor
 from ._biases import Span, TensorBias
 from ._call import CheckedCall, add_sink, without_autocast
 from ._costs import Costs, wide_bytes
-from ._scores import ModifiedScores, leaves_of
+from ._scores._score import ModifiedScores, leaves_of
 
 NEGATIVE = float("-inf")
 

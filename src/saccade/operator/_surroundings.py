@@ -9,10 +9,12 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def describe(value: Any) -> str:
@@ -44,3 +46,22 @@ def no_transform() -> bool:
     """Whether torch.func, dispatch modes and inference mode are all inactive. The test is cheaper than leaving them."""
     special = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack()
     return not (special or torch.is_inference_mode_enabled())
+
+
+def uncompiled(reason: str) -> Callable[[F], F]:
+    """Break a compiled graph at a call of the function, which then runs uncompiled with everything it calls.
+
+    `torch.compiler.disable` says the same, but imports the whole compiler the moment a function is decorated.
+
+    Args:
+        reason: what the error of `fullgraph=True` shall say.
+    """
+    skip = eval_frame._FrameAction.SKIP
+
+    def mark(function: F) -> F:
+        marked: Any = function
+        marked._torchdynamo_disable, marked._torchdynamo_disable_msg = True, reason
+        eval_frame.set_code_exec_strategy(marked.__code__, eval_frame._FrameExecStrategy(skip, skip))
+        return function
+
+    return mark

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._biases import Span, TensorBias
 from ._call import CallSettings, CheckedCall, accumulator_of
-from ._scores import Leaves, ModifiedScores, leaves_of
+from ._scores._score import Leaves, ModifiedScores, leaves_of
 
 # Tile sizes depend on nothing in the call: a sample's bits must not depend on its batch mates.
 ROWS, KEYS = 256, 256

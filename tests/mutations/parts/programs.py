@@ -58,7 +58,7 @@ FAULTS = (
     ),
     Fault(
         "program-mask-stale",
-        "src/saccade/operator/_score_binding.py",
+        "src/saccade/operator/_scores/_binding.py",
         "if (held := known.get((batch, heads))) is None or not held.are(tables, thoroughly=True):",
         "if (held := known.get((batch, heads))) is None:",
         SCORES,
@@ -66,7 +66,7 @@ FAULTS = (
     ),
     Fault(
         "program-mask-range",
-        "src/saccade/operator/_score_binding.py",
+        "src/saccade/operator/_scores/_binding.py",
         "reach[arg][0] >= 0 and reach[arg][1] < size",
         "reach[arg][0] >= 0",
         SCORES,

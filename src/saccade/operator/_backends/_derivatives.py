@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._biases import Span
 from .._masks import keys_seen
-from .._scores import Entries, ModifiedScores
+from .._scores._score import Entries, ModifiedScores
 from .._tiles import (
     NEGATIVE,
     PARAMETER,

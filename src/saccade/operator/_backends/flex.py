@@ -15,7 +15,7 @@ from torch import Tensor
 from .._biases import RelativeScores, TensorBias
 from .._call import CheckedCall, add_sink
 from .._costs import DERIVATIVES_OF_PYTORCH, Costs, lacks_of_pytorch, lse_bytes, output_bytes, share_of_tiles
-from .._scores import ModifiedScores
+from .._scores._score import ModifiedScores
 from .._tiles import KEYS, ROWS, by_kv_head
 
 

@@ -16,7 +16,7 @@ from .._biases import TensorBias
 from .._call import CheckedCall
 from .._costs import DERIVATIVES_OF_PYTORCH, Costs, lacks_of_pytorch, lse_bytes, output_bytes
 from .._masks import Causal, FromTensor, Padding
-from .._scores import ModifiedScores
+from .._scores._score import ModifiedScores
 from .._tiles import by_kv_head
 
 _SDPA = F.scaled_dot_product_attention  # PyTorch's own, whoever answers for it later: this backend may have been named

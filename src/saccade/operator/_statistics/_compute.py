@@ -19,7 +19,7 @@ from .._call import CheckedCall, without_autocast
 from .._checks import make_call
 from .._masks import Mask
 from .._masks._data import of_vmap, unwrapped
-from .._uncompiled import uncompiled
+from .._surroundings import uncompiled
 from .._unknown_arguments import named, refused
 from . import _dense, _fused, _tiled
 from ._heads import HeadVectors, per_head

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._biases import Placement
 from .._call import CheckedCall
 from .._reference import _logits, _seen_and_bias
-from .._scores import ModifiedScores
+from .._scores._score import ModifiedScores
 from ._places import positions
 from ._request import StatisticsRequest
 from ._rows import RowStatistics

@@ -17,7 +17,7 @@ from .._masks import Causal, FromTensor, Mask, Padding, Window, keys_seen
 from .._masks._algebra import And
 from .._masks._data import lasting
 from .._masks._placement import At
-from .._scores import ModifiedScores
+from .._scores._score import ModifiedScores
 from .._tiles import TileProblem, logits_of, look
 from ._places import padded_rows, positions, standing
 

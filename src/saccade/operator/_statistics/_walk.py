@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import _tiles
 from .._biases import Placement, Span
 from .._call import CheckedCall
-from .._scores import ModifiedScores
+from .._scores._score import ModifiedScores
 from .._tiles import NEGATIVE, TileProblem, logits_of, look, shown
 from ._request import StatisticsRequest
 from ._rows import RowStatistics

@@ -18,7 +18,7 @@ from .._attention import attention
 from .._biases import Bias, as_bias
 from .._call import ObservedCall
 from .._masks import Mask, Padding, as_mask
-from .._scores import Score
+from .._scores._score import Score
 from .._unknown_arguments import advised
 from .._weights import Chosen, attention_weights
 from ..batching import fill_padding

@@ -14,7 +14,7 @@ from .._biases import Bias, RelativeScores, as_bias
 from .._masks import Causal, Mask, Padding
 from .._masks._algebra import And
 from .._masks._placement import At
-from .._scores import Score
+from .._scores._score import Score
 from ..batching import fill_padding
 from ..positions import Offset
 from .cache import GrowingLayer

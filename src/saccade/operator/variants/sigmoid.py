@@ -37,7 +37,7 @@ from .._checks import make_call
 from .._dropout import Dropout
 from .._masks import Mask
 from .._masks._data import whole
-from .._scores import ModifiedScores
+from .._scores._score import ModifiedScores
 from .._tiles import (
     NEGATIVE,
     TileProblem,

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...operator._biases import RelativeScores
 from ...operator._call import CheckedCall, ObservedCall
 from ...operator._checks import make_call
-from ...operator._scores import ModifiedScores, leaves_of
+from ...operator._scores._score import ModifiedScores, leaves_of
 
 _ENTRIES = 2**22  # products formed at once: 16 MiB of float32
 

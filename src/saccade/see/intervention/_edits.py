@@ -20,7 +20,7 @@ from ...operator._checks import make_call
 from ...operator._masks import Mask, Padding, as_mask
 from ...operator._masks._algebra import And
 from ...operator._masks._data import describe, whole
-from ...operator._scores import ModifiedScores, Score
+from ...operator._scores._score import ModifiedScores, Score
 from ._edit import CallPart, CallPlace, Chosen, HeadEdit, Stage, WeightsFunction, split
 
 

@@ -15,7 +15,7 @@ from ...operator._backends.native import _weight_tiles as native
 from ...operator._biases import Span
 from ...operator._call import AttentionCall
 from ...operator._checks import make_call
-from ...operator._scores import ModifiedScores
+from ...operator._scores._score import ModifiedScores
 from ...operator._tiles import TileProblem
 from ...operator._weights import attention_weights
 

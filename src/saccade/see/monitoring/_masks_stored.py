@@ -13,8 +13,8 @@ from torch import Tensor
 from ...operator._biases import ALiBi, Bias, RelativeBias, RelativeScores, TensorBias
 from ...operator._masks import FromTensor, Mask, mask_classes
 from ...operator._masks._data import OwnedTensor, Subset
-from ...operator._score_terms import RelativeLine
-from ...operator._scores import ModifiedScores, Score
+from ...operator._scores._score import ModifiedScores, Score
+from ...operator._scores._terms import RelativeLine
 
 MOST_BITS = 1 << 26  # largest number of booleans stored for a mask without a form as plain values
 

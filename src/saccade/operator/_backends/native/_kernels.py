@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..._biases import RelativeScores, TensorBias
 from ..._call import CallSettings, CheckedCall, sink_lse, without_autocast
-from ..._score_programs import ProgramBias
-from ..._score_terms import RelativeLine
+from ..._scores._program import ProgramBias
+from ..._scores._terms import RelativeLine
 from ._module import missing as missing, module as module
 from ._program import compiled, forms_of, narrow
 

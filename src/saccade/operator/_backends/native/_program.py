@@ -27,7 +27,7 @@ from ..._programs._language import (
     bounds,
     gradient,
 )
-from ..._score_programs import ProgramBias
+from ..._scores._program import ProgramBias
 from ._module import module
 from ._program_writer import NONE, TableForm, Writer
 

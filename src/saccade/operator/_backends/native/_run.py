@@ -22,7 +22,7 @@ from ..._biases import RelativeScores, TensorBias
 from ..._call import CheckedCall, add_sink, sink_lse
 from ..._costs import BY_CHUNKED, Costs, lse_bytes, output_bytes, share_of_tiles
 from ..._masks import Causal, Mask
-from ..._score_programs import ProgramBias
+from ..._scores._program import ProgramBias
 from ..._tiles import TileProblem
 from .. import chunked
 from . import _kernels, _operator

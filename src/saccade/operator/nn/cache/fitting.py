@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..._biases import Bias, RelativeScores, TensorBias, as_bias
 from ..._masks import Mask, Padding
-from ..._scores import Score
+from ..._scores._score import Score
 from .key_positions import both, standing
 from .new_rows import NewRows, alike
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..._biases import Bias, RelativeScores
 from ..._masks import Mask, Padding
 from ..._masks._intervals import Kind, Region
-from ..._scores import Score
+from ..._scores._score import Score
 from ...positions import Offset
 from ...variants.patterns import streaming
 from .fitting import bias_at, checked_bias, placed

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..._biases import Bias, RelativeScores
 from ..._masks import FromTensor, Global, Mask, Padding, Window
 from ..._masks._data import bounded
-from ..._scores import Score
+from ..._scores._score import Score
 from .fitting import bias_at, bias_in_order, checked_bias, in_order, placed
 from .key_positions import KeysAtPositions, both, refuse_placed, standing
 from .layer import CachedInputs, LayerCache, NewTokens, joined, refuse_gradients, scatter, slots

@@ -20,8 +20,8 @@ from ....operator._biases import Bias, RelativeScores, Span, TensorBias
 from ....operator._call import CheckedCall, ObservedCall
 from ....operator._checks import make_call
 from ....operator._pooled import pooled
-from ....operator._score_terms import RelativeLine
-from ....operator._scores import ModifiedScores
+from ....operator._scores._score import ModifiedScores
+from ....operator._scores._terms import RelativeLine
 from ....operator.nn.attention import MultiHeadAttention
 from ....operator.nn.norm import RMSNorm
 from ....operator.nn.stacks import Stack

@@ -16,7 +16,7 @@ from torch import Tensor
 from ....operator._call import CheckedCall
 from ....operator._checks import make_call
 from ....operator._masks import PerHead
-from ....operator._scores import ModifiedScores
+from ....operator._scores._score import ModifiedScores
 from ....operator._statistics._places import standing
 
 _BLOCK, _LOOKED_AT = (

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ....operator._biases import Span
 from ....operator._pooled import Pooled, binned, head_problem, pooled
-from ....operator._scores import ModifiedScores
+from ....operator._scores._score import ModifiedScores
 from ....operator._statistics import Statistics, statistics
 from ....operator._statistics._visibility import first_key
 from ._budget import release_freed

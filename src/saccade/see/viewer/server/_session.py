@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ....operator._scores import ModifiedScores
+from ....operator._scores._score import ModifiedScores
 from ....support._plain_values import plain_values
 from ..maps import SIDE, THUMBNAIL, HeadSummary, MapCall, MapClosed, Pool, Run, Side, What
 from ..steps._page import step_script

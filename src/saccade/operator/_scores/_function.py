@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from ._scores import Entries, Leaves, ModifiedScores, Tensors, function_of_heads
+from ._score import Entries, Leaves, ModifiedScores, Tensors, function_of_heads
 
 
 class FunctionBias(ModifiedScores):

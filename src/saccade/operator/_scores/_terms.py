@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ._biases import Bias, Placement, RelativeScores, TensorBias
-from ._call import standing
-from ._masks import Mask
-from ._masks._data import lasting
-from ._programs._language import Builder, Program, evaluate
-from ._score_programs import ProgramBias, entries
-from ._scores import Leaves, leaves_of
+from .._biases import Bias, Placement, RelativeScores, TensorBias
+from .._call import standing
+from .._masks import Mask
+from .._masks._data import lasting
+from .._programs._language import Builder, Program, evaluate
+from ._program import ProgramBias, entries
+from ._score import Leaves, leaves_of
 
 _LINE = 2**22  # numbers of a line of distances; where more are needed, the program is computed pair by pair
 _KEPT = 4  # lengths for which a program's indices are kept

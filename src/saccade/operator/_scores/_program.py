@@ -15,8 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ._programs._language import Builder, Program, evaluate
-from ._scores import Entries, Leaves, ModifiedScores, Tensors, with_heads
+from .._programs._language import Builder, Program, evaluate
+from ._score import Entries, Leaves, ModifiedScores, Tensors, with_heads
 
 
 @dataclass(frozen=True, eq=False)

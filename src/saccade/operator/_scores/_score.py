@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._biases import PlacedBias, Placement
-from ._programs._language import LEAVES, Builder, Node, Program
-from ._programs._tracing import traced
+from .._biases import PlacedBias, Placement
+from .._programs._language import LEAVES, Builder, Node, Program
+from .._programs._tracing import traced
 
 Leaves = dict[str, Tensor]
 Tensors = tuple[Tensor, ...]

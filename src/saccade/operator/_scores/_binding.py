@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._biases import Bias
-from ._call import accumulator_of
-from ._masks import Mask
-from ._masks._data import lasting, of_vmap
-from ._masks._placement import At, Slice
-from ._masks._traced import HeldMask, TracedMask, kept
-from ._programs._captured import reached
-from ._programs._language import Program, bounds
-from ._programs._recognised_scores import RecognisedScore, recognised
-from ._programs._tracing import NotTraceable
-from ._score_functions import FunctionBias
-from ._score_programs import ProgramBias
-from ._score_terms import ScoreProblem, of_a_level, of_a_table, of_distances
-from ._scores import Score
+from .._biases import Bias
+from .._call import accumulator_of
+from .._masks import Mask
+from .._masks._data import lasting, of_vmap
+from .._masks._placement import At, Slice
+from .._masks._traced import HeldMask, TracedMask, kept
+from .._programs._captured import reached
+from .._programs._language import Program, bounds
+from .._programs._recognised_scores import RecognisedScore, recognised
+from .._programs._tracing import NotTraceable
+from ._function import FunctionBias
+from ._program import ProgramBias
+from ._score import Score
+from ._terms import ScoreProblem, of_a_level, of_a_table, of_distances
 
 
 class BoundScore(NamedTuple):
