@@ -23,6 +23,7 @@
         intervene, prune                        change heads while a model runs; remove them for good
     Check and compare
         verify                                  any attention, against the contract; room: verification
+        verify_stack                            a model with its collator, packing, cache and training step
         benchmark                               speed, memory and quality of attention and its variants
 
 `help(saccade.NAME)` describes a name. Rooms are subpackages, such as `saccade.nn`; they need no import of their own.
@@ -84,6 +85,7 @@ __all__ = [
     "statistics",
     "step",
     "verify",
+    "verify_stack",
     "view",
     "watch",
     "why_attends",
@@ -133,6 +135,7 @@ _HOMES = {  # of all names but the masks
     "statistics": "operator._statistics",
     "step": "see.viewer",
     "verify": "verification",
+    "verify_stack": "verification",
     "view": "see.viewer",
     "watch": "see.monitoring",
     "why_attends": "see.attribution",
@@ -227,7 +230,7 @@ if TYPE_CHECKING:
     from .see.monitoring import watch
     from .see.viewer import draw, step, view
     from .see.viewer._diagram import diagram
-    from .verification import verify
+    from .verification import verify, verify_stack
 else:
 
     def __getattr__(name: str) -> object:

@@ -239,6 +239,8 @@ def test_json_has_names_that_stay():
             "code": "att = F.softmax(att, dim=-1)",
             "function": "forward",
         },
+        "example": [],
+        "where": "",
     }
     assert told["findings"][1]["location"] is None
     assert told["checks"][3] == {

@@ -1,9 +1,10 @@
 """Verifying any implementation of attention against the contract: what it breaks, where, and how to fix it.
 
-Begin with `_verify.py`. Six rooms, each of which imports only those before it: `findings` (the messages), `subject`
+Begin with `_verify.py`. Seven rooms, each of which imports only those before it: `findings` (the messages), `subject`
 (finding, reading and calling what is verified), `tracing` (what happens inside a call), `checks`, `running` (a process
-of its own, time, deaths) and `report`. From outside it imports the operator and `interception._tracing`; models are
-opened and recognised by `integrations._verification`, which `saccade` registers.
+of its own, time, deaths), `report` and `stacks` (models with what stands around them). From outside it imports the
+operator and `interception`; models are opened and recognised by `integrations._verification`, which `saccade`
+registers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .report._junit import as_junit
 from .report._report import Report
 from .report._text import report_lines as report_lines
 from .running._child import Limits
+from .stacks._verify import StackReport, verify_stack
 from .subject._check import Check
 from .subject._reading import CacheReading as CacheReading, Hints, MaskReading, Promise, Reading
 
@@ -36,10 +38,12 @@ __all__ = [
     "Promise",
     "Reading",
     "Report",
+    "StackReport",
     "Undecided",
     "as_json",
     "as_junit",
     "as_page",
     "assert_correct",
     "verify",
+    "verify_stack",
 ]

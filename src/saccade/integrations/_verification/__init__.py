@@ -5,3 +5,4 @@
 
 from ._checkpoints import load as load, size_of_weights as size_of_weights
 from ._models import is_text_model as is_text_model, stack_of as stack_of, text_subject as text_subject
+from ._stacks import StackParts as StackParts, stack_parts as stack_parts

@@ -49,14 +49,21 @@ class Finding:
         they are not scaled at all.
     """
 
-    check: str  # the check's name
-    family: str  # one of FAMILIES
+    check: str  # the check's name; of a stack, the probe's
+    family: str  # one of FAMILIES; of a stack, the probe's name
     severity: Severity
     message: str  # what was seen, in a sentence: indices, sizes, numbers
     effect: str = ""  # what it does to training or inference
     fix: str = ""  # what to change, as a line of code where one says it
     evidence: Mapping[str, Any] = field(default_factory=dict)  # numbers, words, lists of them
     location: Location | None = None
+    example: tuple[tuple[int, ...], ...] = ()  # of a stack: the smallest documents, as token ids, that show it
+    where: str = ""  # of a stack: the argument, or the layer, head and pair, where it begins
+
+    @property
+    def probe(self) -> str:
+        """The probe that made it, where a stack was verified."""
+        return self.check
 
 
 class Inapplicable(Exception):

@@ -30,6 +30,8 @@ def as_json(report: Results) -> dict[str, Any]:
         message, effect, fix: what was seen, what it does to training or inference, and what to change, code where a
             line of it says that; effect and fix may be "".
         evidence: an object of numbers, words, and lists of them; its names depend on the check.
+        example: of a stack, the smallest documents that show it, each a list of token ids; else [].
+        where: of a stack, the argument, or the layer, head and pair, where it begins; else "".
         location: path (absolute), line (from 1), code (that line) and function of the target's source, or null.
     checks: a list, one for each check that was run, in their order:
         name, family, promise: what it asks, in a sentence.

@@ -200,6 +200,9 @@ def _finding(finding: Finding, width: int) -> Iterator[Line]:
         yield StyledText(f"  {' ' * len(number)}--> ", "quiet"), StyledText(place(finding.location), "path")
         if finding.location.code:
             yield StyledText(f"  {number} | ", "quiet"), StyledText(finding.location.code, "code")
+    if finding.example:
+        shown = " and ".join(str(list(document)) for document in finding.example)
+        yield from _filled((StyledText(shown),), "  with  ", " " * 8, width)
     if finding.effect and finding.severity != "note":
         yield from _filled((StyledText(finding.effect),), "  why   ", " " * 8, width)
     for at, line in enumerate(fix_lines(finding.fix, width - 8)):

@@ -1,0 +1,140 @@
+"""The rounding of a stack, measured before anything is compared, and the bound that follows from it.
+
+Shape legend: L length, V width of an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...support._seeding import seeded
+from ..findings._finding import TargetError
+from ..subject._shortened import size_of
+from ._documents import Documents, drawn, located
+from ._stack import Stack
+
+LARGEST = 2**31  # bytes of parameters: a larger module is not cast, as a copy in float64 is needed
+# Rounding differs between inputs; faults of a mask, a position or a cache are thousands of times larger.
+_TIMES = 64
+# Models keep norms, softmax and angles in float32 whatever their dtype, and change kernels with the shape.
+_LEAST = {torch.float64: 1e-5, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+class Difference(NamedTuple):
+    """The largest difference of two outputs (L, V)."""
+
+    position: int
+    size: float
+    relative: float  # to the largest output
+    differing: tuple[int, ...]  # the positions beyond the bound
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The smallest difference that counts: more than `bound` times the largest output."""
+
+    bound: float
+    dtype: torch.dtype
+    rounding: float  # as measured
+
+    def compare(self, out: Tensor, reference: Tensor) -> Difference | None:
+        """The difference of two outputs (L, V), None within the bound. NaN counts as infinite beside a number."""
+        apart = (out.double() - reference.double()).abs().nan_to_num(nan=float("inf"))
+        apart = apart.masked_fill(out.isnan() & reference.isnan(), 0.0).amax(-1)
+        size = float(reference.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) or 1.0
+        beyond = (apart > self.bound * size).nonzero().flatten().tolist()
+        if not beyond:
+            return None
+        at = int(apart.argmax())
+        return Difference(at, float(apart[at]), float(apart[at]) / size, tuple(beyond))
+
+
+def measured(stack: Stack) -> Measure:
+    """The bound for this stack: the same documents twice, in another order, and in batches of other sizes."""
+    documents = drawn(stack.vocabulary, [stack.length(7)] * 3)
+    with seeded(0):
+        first = _outputs(stack, documents)
+        dtype = first[0].dtype
+        others = [_outputs(stack, documents), _outputs(stack, documents[::-1])[::-1]]
+        others.append([_outputs(stack, [document])[0] for document in documents])
+    size = max(float(out.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for out in first) or 1.0
+    gaps = [_gap(out, other) / size for outs in others[:2] for out, other in zip(outs, first, strict=True)]
+    # A row that depends on its neighbours is no rounding: what batches of other sizes change counts up to a limit.
+    alone = min(max(_gap(out, other) / size for out, other in zip(others[2], first, strict=True)), _LEAST[dtype])
+    rounding = max(*gaps, alone)
+    return Measure(max(_LEAST[dtype], min(_TIMES * rounding, 0.1)), dtype, rounding)
+
+
+def _outputs(stack: Stack, documents: Documents) -> list[Tensor]:
+    inputs = stack.batch(documents)
+    out = stack.run(inputs)
+    return [out[place.row, place.columns] for place in located(inputs, documents)]
+
+
+def _gap(out: Tensor, other: Tensor) -> float:
+    return float((out.double() - other.double()).abs().nan_to_num(0.0, 0.0, 0.0).max())
+
+
+@contextmanager
+def exact(stack: Stack) -> Iterator[None]:
+    """Within, the stack's modules are in eval mode and in float64 where that works; afterwards they are as before.
+
+    The user's functions reach the modules themselves, so these are changed in place: the parameters' own tensors are
+    put aside and given back.
+    """
+    modes = {part: part.training for module in stack.modules for part in module.modules()}
+    for module in stack.modules:
+        module.eval()
+    kept: list[tuple[Tensor, Tensor]] = []
+    try:
+        if sum(map(size_of, stack.modules)) <= LARGEST:
+            kept = _cast(stack.modules)
+            if kept and not _works(stack):
+                _give_back(kept)
+                kept = []
+        yield
+    finally:
+        _give_back(kept)
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def _cast(modules: tuple[nn.Module, ...]) -> list[tuple[Tensor, Tensor]]:
+    tensors = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    kept = [(tensor, tensor.data) for tensor in tensors.values() if tensor.is_floating_point()]
+    for tensor, data in kept:
+        tensor.data = data.double()
+    return kept
+
+
+def _give_back(kept: list[tuple[Tensor, Tensor]]) -> None:
+    for tensor, data in kept:
+        tensor.data = data
+
+
+def _works(stack: Stack) -> bool:
+    documents = drawn(stack.vocabulary, [stack.length(3)] * 2)
+    try:
+        out = stack.run(stack.batch(documents))
+    except TargetError:
+        return False
+    return out.dtype == torch.float64 and bool(out.isfinite().all())
+
+
+@contextmanager
+def training(stack: Stack) -> Iterator[None]:
+    """Within, the stack's modules are in train mode."""
+    modes = {part: part.training for module in stack.modules for part in module.modules()}
+    for module in stack.modules:
+        module.train()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode

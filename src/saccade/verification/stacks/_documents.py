@@ -1,0 +1,127 @@
+"""Documents that probes draw, and where their tokens stand in the inputs that a collator or a packing makes of them.
+
+Shape legend: R rows, L length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..findings._finding import Unmeasured
+
+Documents = list[list[int]]
+IDS = ("input_ids", "tokens", "ids", "idx", "x", "decoder_input_ids")
+
+
+class Place(NamedTuple):
+    """Where a document's tokens stand: its row, and its first column."""
+
+    row: int
+    start: int
+    length: int
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.start, self.start + self.length)
+
+
+def drawn(vocabulary: Tensor, lengths: Sequence[int], seed: int = 0) -> Documents:
+    """Documents of these lengths. No token comes twice where the vocabulary is large enough; otherwise no two
+    neighbours are alike."""
+    generator = torch.Generator().manual_seed(seed)
+    total, known = sum(lengths), len(vocabulary)
+    rounds = [torch.randperm(known, generator=generator) for _ in range(-(-total // known))]
+    ids = vocabulary[torch.cat(rounds)[:total]].tolist() if total else []
+    ends = torch.tensor([0, *lengths]).cumsum(0).tolist()
+    return [ids[start:end] for start, end in pairwise(ends)]
+
+
+def exchanged(document: list[int], vocabulary: Tensor, start: int = 0, end: int | None = None) -> list[int]:
+    """The document with another token at each place from `start` to before `end`."""
+    known = vocabulary.tolist()
+    at = {token: index for index, token in enumerate(known)}
+    end = len(document) if end is None else end
+    step = max(1, len(known) // 2 - 1)
+    return [
+        known[(at[token] + step) % len(known)] if start <= index < end else token
+        for index, token in enumerate(document)
+    ]
+
+
+def ids_of(inputs: Any) -> Tensor:
+    """The token ids (R, L) among a model's inputs.
+
+    Raises:
+        Unmeasured: they hold no tensor of token ids.
+    """
+    ids = _found_ids(inputs)
+    if ids is None:
+        kinds = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
+        raise Unmeasured(
+            f"inputs of the model: expected token ids (rows, length) under {', '.join(IDS[:3])}, got {kinds}"
+        )
+    return ids if ids.dim() == 2 else ids[None]
+
+
+def with_ids(inputs: Any, ids: Tensor) -> Any:
+    """The same inputs with other token ids."""
+    old = _found_ids(inputs)
+    assert old is not None
+    ids = ids.view_as(old).to(old.device, old.dtype)
+    if isinstance(inputs, Tensor):
+        return ids
+    if isinstance(inputs, Mapping):
+        return {name: ids if value is old else value for name, value in inputs.items()}
+    return type(inputs)(ids if value is old else value for value in inputs)
+
+
+def _found_ids(inputs: Any) -> Tensor | None:
+    if isinstance(inputs, Mapping):
+        named = [inputs[name] for name in IDS if name in inputs]
+        values = [*reversed(named)] if "decoder_input_ids" in inputs else named
+        values = values or [value for name, value in inputs.items() if "mask" not in name]
+    else:
+        values = list(inputs) if isinstance(inputs, (tuple, list)) else [inputs]
+    return next((value for value in values if isinstance(value, Tensor) and _is_ids(value)), None)
+
+
+def _is_ids(tensor: Tensor) -> bool:
+    return tensor.dim() in (1, 2) and tensor.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
+
+
+def located(inputs: Any, documents: Documents) -> list[Place]:
+    """Where each document stands, in the order of `documents`.
+
+    Raises:
+        Unmeasured: one of them is not there in one piece, so nothing can be compared.
+    """
+    rows = ids_of(inputs).tolist()
+    taken: set[tuple[int, int]] = set()
+    places = []
+    for document in documents:
+        free = (place for place in _places(rows, document) if not taken & _cells(place))
+        place = next(free, None)
+        if place is None:
+            raise Unmeasured(f"the inputs do not hold the document {document} in one piece")
+        taken |= _cells(place)
+        places.append(place)
+    return places
+
+
+def _cells(place: Place) -> set[tuple[int, int]]:
+    return {(place.row, place.start + step) for step in range(place.length)}
+
+
+def _places(rows: list[list[int]], document: list[int]) -> list[Place]:
+    length = len(document)
+    return [
+        Place(at, start, length)
+        for at, row in enumerate(rows)
+        for start in range(len(row) - length + 1)
+        if row[start : start + length] == document
+    ]

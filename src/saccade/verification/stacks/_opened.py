@@ -1,0 +1,287 @@
+"""What a user has, as a `Stack`: what is not given is found, and listed under `assumed`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...interception._hooks import hooked
+from ...support._registered import registered
+from ..findings._finding import TargetError, Undecided
+from ..subject._calling import guarded
+from ..subject._kinds import name_of
+from ..subject._models import token_subject
+from ..subject._reading import Promise
+from ..subject._token_models import longest_input, named
+from ..subject._transformers import is_transformers
+from ._documents import IDS, Documents, drawn, ids_of
+from ._stack import Decoder, Promises, Stack
+
+_UNKNOWN = 31  # ids that are tried where nothing says how many there are
+_MOST = 499  # ids that documents are drawn from
+
+
+@dataclass(frozen=True)
+class Given:
+    """The arguments of `verify_stack`, as given."""
+
+    model: Any
+    batch: Any = None
+    pack: Any = None
+    decode: Any = None
+    second: Any = None
+    step: Any = None
+    causal: bool | None = None
+    window: int | None = None
+    trainer: Any = None
+    tokenizer: Any = None
+
+
+def opened(given: Given) -> Stack:
+    """
+    Raises:
+        TypeError: the model, or one of the functions, cannot be called.
+    """
+    if given.trainer is not None or hasattr(given.model, "data_collator"):
+        given = _of_trainer(given)
+    for name in ("model", "batch", "pack", "decode", "step"):
+        value = getattr(given, name)
+        if (value is not None or name == "model") and not callable(value):
+            raise TypeError(f"{name}: expected a callable, got {type(value).__name__}")
+    modules = tuple(modules_of((given.model, given.decode, given.step, given.batch, given.pack)))
+    modes = {part: part.training for module in modules for part in module.modules()}
+    try:
+        for module in modules:
+            module.eval()
+        return _made(given, modules)
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def _of_trainer(given: Given) -> Given:
+    """The parts of a trainer where the user gives none: model, collator, tokenizer."""
+    trainer = given.model if given.trainer is None else given.trainer
+    model = trainer.model if given.model is None or given.model is trainer else given.model
+    collator = trainer.data_collator
+    tokenizer = given.tokenizer or getattr(trainer, "processing_class", None) or getattr(trainer, "tokenizer", None)
+
+    def collated(documents: Documents) -> Any:
+        return collator([{"input_ids": list(document), "labels": list(document)} for document in documents])
+
+    rows = len(ids_of(collated([[5, 6, 7], [7, 6, 5]])))
+    batch, pack = (given.batch or collated, given.pack) if rows > 1 else (given.batch, given.pack or collated)
+    return replace(given, model=model, trainer=trainer, tokenizer=tokenizer, batch=batch, pack=pack)
+
+
+def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
+    known = _known(given)
+    tokens = token_ids(known.vocabulary or _vocabulary(given, known, modules), known.special)
+    stack = Stack(
+        known.name,
+        known.model,
+        given.model if isinstance(given.model, nn.Module) else next(iter(modules), None),
+        tokens,
+        given.batch or known.batch,
+        given.pack,
+        known.decoders,
+        given.step,
+        None,
+        Promises(known.causal, known.window),
+        known.longest,
+        given.batch is not None or known.masked or known.causal is not False,
+        known.constants,
+        modules,
+        known.assumed,
+    )
+    stack = replace(stack, vocabulary=_without_special(stack))
+    if given.second is not None:
+        second = Given(given.second, given.batch, given.pack, None, None, None, given.causal, given.window)
+        stack = replace(stack, second=opened(second), modules=(*modules, *modules_of((given.second,))))
+    return stack
+
+
+@dataclass(frozen=True)
+class Known:
+    """Properties of a model that are known before it is called as a stack."""
+
+    name: str
+    model: Callable[..., Any]
+    batch: Callable[[Documents], Any]
+    masked: bool  # whether a padding mask is among the inputs that `batch` makes
+    causal: bool | None
+    window: int | None
+    longest: int | None = None
+    vocabulary: int | None = None
+    special: tuple[int, ...] = ()
+    constants: Any = None
+    decoders: tuple[Decoder, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+
+def _known(given: Given) -> Known:
+    decoders = (Decoder("decode", given.decode),) if given.decode is not None else ()
+    subject = None
+    if isinstance(given.model, nn.Module):
+        with suppress(Undecided, TargetError):  # else it is called as the user's functions say
+            subject = token_subject(given.model, Promise(causal=given.causal))
+    special = tuple(getattr(given.tokenizer, "all_special_ids", None) or ())
+    if subject is None:
+        name, masked = _arguments(given.model)
+        return Known(
+            name_of(given.model),
+            given.model,
+            functools.partial(padded, name=name, masked=masked),
+            masked,
+            given.causal,
+            given.window,
+            longest_input(given.model) if isinstance(given.model, nn.Module) else None,
+            special=special,
+            constants={},
+            decoders=decoders,
+        )
+    reading = subject.reading
+    model = given.model if given.batch is not None and not reading.assumed else subject.target
+    name = reading.names[0] if reading.names else _arguments(model)[0]
+    masked = bool(reading.masks)
+    assumed = list(reading.assumed)
+    if given.causal is None and subject.promise.causal is not None:
+        assumed.append(f"it is {'causal' if subject.promise.causal else 'bidirectional'} (otherwise causal=)")
+    window = given.window
+    if window is None:
+        widths = {width + 1 for width in reading.windows if width is not None}
+        window = min(widths, default=None)
+    pad = 0
+    if is_transformers(given.model):
+        found = registered("verified_models").stack_parts(given.model, subject.promise.causal)
+        special += found.special
+        pad = found.pad
+        decoders = decoders or found.decoders
+        assumed += found.assumed
+    return Known(
+        name_of(given.model),
+        model,
+        functools.partial(padded, name=name, masked=masked, pad=pad),
+        masked,
+        subject.promise.causal if given.causal is None else given.causal,
+        window,
+        reading.max_length,
+        reading.vocabulary,
+        special,
+        dict(reading.constants),
+        decoders,
+        tuple(assumed),
+    )
+
+
+def _arguments(model: Callable[..., Any]) -> tuple[str, bool]:
+    """(the argument that takes token ids, "" where only its place is known; whether it takes attention_mask)."""
+    function = model.forward if isinstance(model, nn.Module) else model
+    try:
+        taken = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return "", False
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
+        return named(taken, IDS) or "input_ids", True
+    by_name = [name for name, parameter in taken.items() if parameter.kind is not inspect.Parameter.POSITIONAL_ONLY]
+    return named(taken, IDS) or (by_name or [""])[0], "attention_mask" in taken
+
+
+def padded(documents: Documents, *, name: str, masked: bool, pad: int = 0) -> Any:
+    """Inputs that are padded on the right, with a mask if the model takes one."""
+    width = max(map(len, documents))
+    ids = torch.tensor([[*document, *[pad] * (width - len(document))] for document in documents])
+    mask = torch.tensor([[1] * len(document) + [0] * (width - len(document)) for document in documents])
+    if not name:
+        return ids
+    return {name: ids, "attention_mask": mask} if masked else {name: ids}
+
+
+# Modules, vocabulary
+
+
+def modules_of(values: Iterable[Any]) -> Iterator[nn.Module]:
+    """The outermost modules that these functions compute with: themselves, what they are bound to, and the variables
+    that they use."""
+    found: dict[int, nn.Module] = {}
+    for value in values:
+        for module in _reached(value, 0):
+            found[id(module)] = module
+    inner = {id(part) for module in found.values() for part in module.modules() if part is not module}
+    yield from (module for key, module in found.items() if key not in inner)
+
+
+def _reached(value: Any, depth: int) -> Iterator[nn.Module]:
+    if isinstance(value, nn.Module):
+        yield value
+        return
+    if depth > 3 or value is None:
+        return
+    if isinstance(value, functools.partial):
+        inner = [value.func, *value.args, *value.keywords.values()]
+    elif inspect.ismethod(value):
+        inner = [value.__self__, value.__func__]
+    elif inspect.isfunction(value):
+        used = inspect.getclosurevars(value)
+        inner = [*used.nonlocals.values(), *used.globals.values(), *(value.__defaults__ or ())]
+    elif isinstance(value, (list, tuple)):
+        inner = list(value[:64])
+    elif hasattr(value, "__dict__") and not inspect.ismodule(value) and not inspect.isclass(value):
+        inner = list(vars(value).values())
+    else:
+        return
+    for part in inner:
+        yield from _reached(part, depth + 1)
+
+
+def _vocabulary(given: Given, known: Known, modules: tuple[nn.Module, ...]) -> int:
+    """How many ids the embedding takes that reads them; else the width of the output."""
+    tables = [part for module in modules for part in module.modules() if isinstance(part, nn.Embedding)]
+    sizes: list[int] = []
+    inputs = (given.batch or known.batch)([[1, 0, 1]])
+    ids = ids_of(inputs).flatten()
+
+    def keep(part: nn.Module, places: Any, _: Any) -> None:
+        if places and isinstance(places[0], Tensor) and torch.equal(places[0].flatten().cpu(), ids.cpu()):
+            sizes.append(part.num_embeddings)  # type: ignore[arg-type]
+
+    stack = Stack(
+        known.name, known.model, None, torch.arange(2), known.batch, constants=known.constants or {}, modules=modules
+    )
+    with torch.no_grad(), hooked(tables, before=keep):
+        try:
+            returned = guarded(stack.called, inputs)
+        except TargetError:
+            return _UNKNOWN
+    if sizes:
+        return min(sizes)
+    out = getattr(returned, "logits", returned)
+    return int(out.shape[-1]) if isinstance(out, Tensor) else _UNKNOWN
+
+
+def token_ids(vocabulary: int, special: Iterable[int]) -> Tensor:
+    """Ids to draw documents from, spread over the vocabulary; the first few are special in most vocabularies."""
+    left_out = set(special) | set(range(min(4, vocabulary // 3)))
+    ids = [token for token in range(vocabulary) if token not in left_out]
+    step = -(-len(ids) // _MOST)
+    return torch.tensor(ids[::step])
+
+
+def _without_special(stack: Stack) -> Tensor:
+    """The vocabulary without the ids that the collator and the packing add themselves."""
+    half = len(stack.vocabulary) // 2
+    added: set[int] = set()
+    lengths = [stack.length(length) for length in ((3, 5) if stack.takes_padding else (5, 5))]
+    for ids in (stack.vocabulary[:half], stack.vocabulary[half:]):
+        documents = drawn(ids, lengths)
+        for make in (stack.batch, stack.pack):
+            if make is not None:
+                added |= set(ids_of(make(documents)).flatten().tolist()) - set(documents[0] + documents[1])
+    return torch.tensor([token for token in stack.vocabulary.tolist() if token not in added])

@@ -1,0 +1,47 @@
+"""The smallest input that still shows a difference, by delta debugging (Zeller and Hildebrandt 2002)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..findings._finding import Inapplicable, TargetError
+from ._documents import Documents
+
+_CALLS = 200
+
+
+def smallest(documents: Documents, shows: Callable[[Documents], bool]) -> Documents:
+    """Fewer and shorter documents for which `shows` still holds; documents that raise do not count."""
+    left = _CALLS
+    changed = True
+    while changed:
+        changed = False
+        for candidate in _smaller(documents):
+            if not left:
+                return documents
+            left -= 1
+            if _holds(shows, candidate):
+                documents, changed = candidate, True
+                break
+    return documents
+
+
+def _smaller(documents: Documents) -> Iterator[Documents]:
+    """The documents without one of them; then without a part of one, halves before single tokens."""
+    if len(documents) > 1:
+        yield from ([*documents[:at], *documents[at + 1 :]] for at in range(len(documents)))
+    pieces = sorted({max(1, len(document) >> times) for document in documents for times in range(1, 9)}, reverse=True)
+    for piece in pieces:
+        for at, document in enumerate(documents):
+            if len(document) > piece:
+                for start in range(0, len(document), piece):
+                    kept = document[:start] + document[start + piece :]
+                    if kept:
+                        yield [*documents[:at], kept, *documents[at + 1 :]]
+
+
+def _holds(shows: Callable[[Documents], bool], documents: Documents) -> bool:
+    try:
+        return shows(documents)
+    except (Inapplicable, TargetError):
+        return False

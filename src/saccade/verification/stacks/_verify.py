@@ -1,0 +1,125 @@
+"""`saccade.verify_stack`: faults that sit between correct parts of what people run."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..findings._finding import Finding, Inapplicable, Outcome, TargetError
+from ..report._report import Report
+from ._bounds import exact, measured
+from ._documents import Documents
+from ._opened import Given, opened
+from ._runner import raised, run
+from ._stack import Stack
+from .probes import PROBES
+
+
+@dataclass(frozen=True, repr=False)
+class StackReport(Report):
+    """The result of `saccade.verify_stack`: a `Report` whose outcomes are probes.
+
+    Example:
+        >>> import saccade, torch
+        >>> report = saccade.verify_stack(torch.nn.Embedding(31, 31))  # each output sees its own token alone
+        >>> report.ok, report.findings
+        (True, ())
+    """
+
+
+def verify_stack(
+    model: Any,
+    *,
+    batch: Callable[[Documents], Any] | None = None,
+    pack: Callable[[Documents], Any] | None = None,
+    decode: Callable[[list[int], Any], tuple[Any, Any]] | None = None,
+    second: Any = None,
+    step: Callable[[list[Documents]], Any] | None = None,
+    causal: bool | None = None,
+    window: int | None = None,
+    trainer: Any = None,
+    tokenizer: Any = None,
+) -> StackReport:
+    """Find faults that sit between correct parts: a model with its collator, packing, cache and training step.
+
+    Documents of random tokens go through what you run, and come out next to each other, padded, packed, in steps and
+    all at once; what must not change outputs is changed, and outputs are compared. The rounding of the stack is
+    measured first, in float64 where it can be. Weights, buffers, modes and random state are as before afterwards.
+
+    Args:
+        model: a transformers model, an `nn.Module`, or a callable of token ids (B, L) that may take attention_mask=
+            and position_ids=. It returns logits or hidden states (B, L, width), or an object that has them as
+            `.logits` or `.last_hidden_state`. Or a trainer, as `trainer`.
+        batch: a list of documents, each a list of token ids, to inputs of the model: the collator with its padding.
+            Inputs are a dict of arguments, a tuple of them, or a tensor. None: padded on the right.
+        pack: the same, all documents in one row; `labels` among the inputs are tested, too.
+        decode: (tokens so far, state) -> (logits of the last token (V,), state); state None begins a sequence.
+        second: another model that must give the same outputs, such as one with another attention implementation.
+        step: a list of micro-batches, each a list of documents -> the loss; gradients are left in the model.
+        causal: whether no output may depend on a later token. None: as its configuration says, else as measured.
+        window: how many keys a query sees, its own included. None: as the configuration says.
+        trainer: a transformers `Trainer`, or a trainer like it: its model, collator and tokenizer are used.
+        tokenizer: its padding is used, and its special tokens are left out of documents.
+
+    Returns:
+        The report. Each of `report.findings` has its `probe`, `severity`, `message`, `effect`, `fix`, the smallest
+        documents that show it (`example`) and `where` it begins. `report.ok` is False where one is an error.
+
+    Raises:
+        TypeError: the model is not callable.
+        ValueError: `window` is no positive number.
+
+    Example:
+        >>> import saccade, torch
+        >>> class Model(torch.nn.Module):  # one layer of causal attention
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.embed, self.qkv = torch.nn.Embedding(53, 24), torch.nn.Linear(24, 72)
+        ...     def forward(self, input_ids):
+        ...         q, k, v = self.qkv(self.embed(input_ids))[:, None].chunk(3, -1)
+        ...         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
+        >>> saccade.verify_stack(Model()).ok
+        True
+        >>> report = saccade.verify_stack(Model(), pack=lambda documents: torch.tensor([sum(documents, [])]))
+        >>> report.findings[0].probe, len(report.findings[0].example)
+        ('packing', 2)
+        >>> print(report.findings[0].message)
+        Document 1 attends to document 0 of its pack: output 0 of document 1 differs by ...
+    """
+    start = time.perf_counter()
+    if window is not None and (not isinstance(window, int) or window < 1):
+        raise ValueError(f"window: expected a positive number of keys, got {window!r}")
+    given = Given(model, batch, pack, decode, second, step, causal, window, trainer, tokenizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stack = opened(given)
+        outcomes, findings = _probed(stack)
+    findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.severity))
+    return StackReport(
+        stack.name,
+        "",
+        stack.assumed,
+        stack.promises.causal,
+        tuple(findings),
+        tuple(outcomes),
+        time.perf_counter() - start,
+    )
+
+
+def _probed(stack: Stack) -> tuple[list[Outcome], list[Finding]]:
+    outcomes: list[Outcome] = []
+    findings: list[Finding] = []
+    with exact(stack):
+        try:
+            measure = measured(stack)
+        except TargetError as error:
+            return [], [raised("batch", error)]
+        except Inapplicable as reason:
+            return [Outcome("batch", "batch", "Documents can be batched.", "n/a", str(reason), measured=False)], []
+        for outcome, own in run(PROBES, stack, measure):
+            outcomes.append(outcome)
+            findings += own
+    return outcomes, findings

@@ -1,0 +1,14 @@
+"""Probes: each changes what must not matter, and compares outputs. `PROBES` has them in the report's order."""
+
+from __future__ import annotations
+
+from .._probe import Probe
+from . import _batch, _cache, _causality, _determinism, _packing
+
+PROBES: tuple[Probe, ...] = (
+    _determinism.PROBE,
+    _causality.PROBE,
+    _batch.PROBE,
+    _packing.PROBE,
+    _cache.PROBE,
+)

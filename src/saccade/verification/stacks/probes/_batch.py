@@ -1,0 +1,131 @@
+"""A row is the same alone, padded, among other rows, in another order and in a batch of another size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...findings._finding import Finding, TargetError
+from .._bounds import Measure
+from .._comparing import Compared, compared, in_users_terms, refilled
+from .._documents import Documents, drawn, exchanged, ids_of, located
+from .._probe import Probe
+from .._shrink import smallest
+from .._stack import Stack, padding_of
+
+_LENGTHS = (5, 11, 2, 7)
+
+
+def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
+    lengths = [stack.length(length) for length in (_LENGTHS if stack.takes_padding else (7,) * 4)]
+    documents = drawn(stack.vocabulary, lengths)
+    for rows in (documents, documents[::-1], documents * 3):
+        if _worst(stack, measure, rows) is not None:
+            yield _finding(stack, measure, rows)
+            return
+
+
+def _worst(stack: Stack, measure: Measure, documents: Documents) -> Compared | None:
+    return compared(stack, measure, stack.batch, documents)
+
+
+def _finding(stack: Stack, measure: Measure, documents: Documents) -> Finding:
+    effect = in_users_terms(stack, measure, stack.batch, documents)
+    documents = smallest(documents, lambda rows: _worst(stack, measure, rows) is not None)
+    worst = _worst(stack, measure, documents)
+    assert worst is not None
+    words, fix, where = _cause(stack, measure, documents, worst)
+    return PROBE.error(
+        f"Document {worst.document} of {len(documents)} is not the same in a batch as alone: output "
+        f"{worst.difference.position} differs by {worst.difference.size:.3g}. {words}",
+        f"{effect}.",
+        fix,
+        documents,
+        worst.difference,
+        where=where,
+        document=worst.document,
+    )
+
+
+def _cause(stack: Stack, measure: Measure, documents: Documents, worst: Compared) -> tuple[str, str, str]:
+    """(what causes it, the fix, the argument), by what makes the difference go away."""
+    if not bool(worst.out.isfinite().all()):
+        return (
+            "It is not finite: a row of the mask hides every key, and its softmax is NaN",
+            "scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)  # or let padded queries see themselves",
+            "attention_mask",
+        )
+    others = [
+        document if at == worst.document else exchanged(document, stack.vocabulary)
+        for at, document in enumerate(documents)
+    ]
+    if _moved(stack, measure, stack.batch(documents), stack.batch(others), documents, worst):
+        return (
+            "It changes with the content of other documents: rows of the batch reach each other",
+            "Keep the batch axis apart in every view, softmax, norm and mean",
+            "batch axis",
+        )
+    inputs = stack.batch(documents)
+    side = "left" if worst.place.start > 0 else "right"
+    kept = _kept(inputs, documents)
+    if _moved(stack, measure, inputs, refilled(inputs, stack.vocabulary, kept), documents, worst):
+        return (
+            f"It changes with the content of the padding on the {side}: the mask does not hide padded keys",
+            "scores = scores.masked_fill(~attention_mask[:, None, None, :].bool(), float('-inf'))  # in every layer",
+            "attention_mask",
+        )
+    if _silent(stack, measure, documents, _with_positions):
+        return (
+            f"Padding on the {side} moves its positions: with position_ids that count real tokens it is the same",
+            "position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # beside attention_mask",
+            "position_ids",
+        )
+    return (
+        f"Padding on the {side} moves it, whatever the padding holds: its positions or norms count padded tokens",
+        "position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # and no mean or norm over padded places",
+        "position_ids",
+    )
+
+
+def _moved(stack: Stack, measure: Measure, inputs: Any, other: Any, documents: Documents, worst: Compared) -> bool:
+    """Whether the worst document's outputs differ between two inputs of one shape."""
+    if ids_of(inputs).shape != ids_of(other).shape:
+        return False
+    outs = [stack.run(given)[worst.place.row, worst.place.columns] for given in (inputs, other)]
+    return measure.compare(outs[1], outs[0]) is not None
+
+
+def _kept(inputs: Any, documents: Documents) -> Tensor:
+    """(R, L), True where a document or another real token stands."""
+    real = padding_of(inputs)
+    if real is not None:
+        return real
+    kept = torch.zeros_like(ids_of(inputs), dtype=torch.bool)
+    for place in located(inputs, documents):
+        kept[place.row, place.columns] = True
+    return kept
+
+
+def _with_positions(inputs: Any) -> Any:
+    real = padding_of(inputs)
+    if real is None or not isinstance(inputs, Mapping):
+        return inputs
+    return {**inputs, "position_ids": (real.long().cumsum(-1) - 1).clamp(min=0)}
+
+
+def _silent(stack: Stack, measure: Measure, documents: Documents, edit: Any) -> bool:
+    """Whether the difference is gone with edited inputs."""
+    try:
+        return compared(stack, measure, stack.batch, documents, edit) is None
+    except TargetError:
+        return False
+
+
+PROBE = Probe(
+    "batch",
+    "A row is the same alone, padded, beside other rows, in another order and in a batch of another size.",
+    _run,
+)

@@ -1,0 +1,148 @@
+"""A later token changes no earlier output, on every path.
+
+Shape legend: L length, V width of an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ....support._seeding import seeded
+from ...findings._finding import Finding, Inapplicable, TargetError
+from .._bounds import Measure, training
+from .._documents import Documents, drawn, exchanged, located
+from .._probe import Probe
+from .._shrink import smallest
+from .._stack import Stack
+
+# Kernels choose paths by length: one beyond each power of two, where tiles, chunks and buffers end.
+_LENGTHS = (7, 17, 33, 65, 129)
+
+
+@dataclass(frozen=True)
+class CallPath:
+    """A way to call the stack with one document."""
+
+    name: str
+    inputs: Callable[[list[int]], Any]
+    mode: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+class Leak(NamedTuple):
+    """A later token that reaches an earlier output."""
+
+    token: int
+    output: int
+    size: float
+    share: float  # of the outputs before the token
+
+
+def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
+    paths = list(_paths(stack))
+    if stack.promises.causal is False:
+        raise Inapplicable("it is bidirectional")
+    short = drawn(stack.vocabulary, [stack.length(_LENGTHS[0])])[0]
+    directions = {path.name: _direction(stack, measure, path, short) for path in paths}
+    if stack.promises.causal is None and set(directions.values()) == {"bidirectional"}:
+        raise Inapplicable("it is bidirectional: each output depends on later tokens on every path")
+    for path in paths:
+        finding = _leaking(stack, measure, path, {name for name, way in directions.items() if way == "causal"})
+        if finding is not None:
+            yield finding
+            return
+
+
+def _paths(stack: Stack) -> Iterator[CallPath]:
+    def plain(document: list[int]) -> Any:
+        return stack.batch([document])
+
+    yield CallPath("as the batch is made", plain)
+    inputs = plain(drawn(stack.vocabulary, [stack.length(5)])[0])
+    if isinstance(inputs, Mapping) and "attention_mask" in inputs:
+        yield CallPath(
+            "without attention_mask",
+            lambda document: {name: value for name, value in plain(document).items() if name != "attention_mask"},
+        )
+    yield CallPath("in train mode", plain, lambda: training(stack))
+
+
+def _direction(stack: Stack, measure: Measure, path: CallPath, document: list[int]) -> str:
+    """ "causal", "bidirectional" or "neither", by what each token changes in the output before its own."""
+    try:
+        reached = [_leak(stack, measure, path, document, token) for token in range(1, len(document))]
+    except TargetError:
+        return "raises"
+    if not any(reached):
+        return "causal"
+    return "bidirectional" if all(leak and leak.share == 1 for leak in reached) else "neither"
+
+
+def _leaking(stack: Stack, measure: Measure, path: CallPath, causal: set[str]) -> Finding | None:
+    for length in dict.fromkeys(stack.length(length) for length in _lengths(stack)):
+        document = drawn(stack.vocabulary, [length], seed=length)[0]
+        leak = _first_leak(stack, measure, path, document)
+        if leak is not None:
+            return _finding(stack, measure, path, document, causal)
+    return None
+
+
+def _lengths(stack: Stack) -> list[int]:
+    window = stack.promises.window
+    return sorted({*_LENGTHS, *([window + 3] if window and window < 512 else [])})
+
+
+def _first_leak(stack: Stack, measure: Measure, path: CallPath, document: list[int]) -> Leak | None:
+    tokens = sorted({1, len(document) // 2, len(document) - 1} - {0})
+    leaks = (_leak(stack, measure, path, document, token) for token in tokens)
+    return next((leak for leak in leaks if leak is not None), None)
+
+
+def _leak(stack: Stack, measure: Measure, path: CallPath, document: list[int], token: int) -> Leak | None:
+    """The effect of one changed token on the outputs before it, None if there is none."""
+    if token >= len(document):
+        return None
+    before = _output(stack, path, document)
+    after = _output(stack, path, exchanged(document, stack.vocabulary, token, token + 1))
+    difference = measure.compare(after[:token], before[:token])
+    if difference is None:
+        return None
+    return Leak(token, difference.position, difference.size, len(difference.differing) / token)
+
+
+def _output(stack: Stack, path: CallPath, document: list[int]) -> Tensor:
+    """(L, V); under one seed, as equal shapes then draw equal numbers."""
+    inputs = path.inputs(document)
+    [place] = located(inputs, [document])
+    with seeded(0, devices=None), path.mode():
+        return stack.run(inputs)[place.row, place.columns]
+
+
+def _finding(stack: Stack, measure: Measure, path: CallPath, document: list[int], causal: set[str]) -> Finding:
+    def shows(documents: Documents) -> bool:
+        return _first_leak(stack, measure, path, documents[0]) is not None
+
+    documents = smallest([document], shows)
+    leak = _first_leak(stack, measure, path, documents[0])
+    assert leak is not None
+    others = f"; {', '.join(sorted(causal))} it is causal" if causal else ""
+    return PROBE.error(
+        f"{path.name[0].upper()}{path.name[1:]}, a later token changes an earlier output: token {leak.token} of "
+        f"{len(documents[0])} changes output {leak.output} by {leak.size:.3g}, and {leak.share:.0%} of the outputs "
+        f"before it{others}",
+        "Training learns to copy the next token: the loss is low, and generation fails.",
+        "is_causal=True, or a triangle that is added to every mask  # on each path: with and without a mask, in "
+        "training and in eval mode",
+        documents,
+        where=f"{path.name}: query {leak.output}, key {leak.token}",
+        length=len(document),
+        query=leak.output,
+        key=leak.token,
+    )
+
+
+PROBE = Probe("causality", "A later token changes no earlier output, on every path and at every length.", _run)

@@ -1,0 +1,201 @@
+"""A document is the same alone and packed, at every place of the pack: its outputs, its labels, its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...findings._finding import Finding, TargetError
+from .._bounds import Measure
+from .._comparing import Compared, Make, compared, in_users_terms
+from .._documents import Documents, Place, drawn, exchanged, ids_of, located
+from .._probe import Probe
+from .._shrink import smallest
+from .._stack import Stack, needs
+
+_LENGTHS = (5, 3, 7, 4)
+
+
+def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
+    pack: Make = needs(stack.pack, "packing function (pack=)")
+    documents = drawn(stack.vocabulary, [stack.length(length) for length in _LENGTHS])
+    yield from _outputs(stack, measure, pack, documents)
+    yield from _labels(pack, documents)
+
+
+# Outputs
+
+
+def _outputs(stack: Stack, measure: Measure, pack: Make, documents: Documents) -> Iterator[Finding]:
+    for first in range(len(documents)):  # each document at each place
+        turned = documents[first:] + documents[:first]
+        if compared(stack, measure, pack, turned) is not None:
+            yield _finding(stack, measure, pack, turned)
+            return
+
+
+def _finding(stack: Stack, measure: Measure, pack: Make, documents: Documents) -> Finding:
+    effect = in_users_terms(stack, measure, pack, documents)
+    documents = smallest(documents, lambda rows: compared(stack, measure, pack, rows) is not None)
+    worst = compared(stack, measure, pack, documents)
+    assert worst is not None
+    sources = _sources(stack, measure, pack, documents, worst)
+    words, fix, where = _cause(stack, measure, pack, documents, worst, sources)
+    return PROBE.error(
+        f"{words}: output {worst.difference.position} of document {worst.document} differs by "
+        f"{worst.difference.size:.3g} from the same document alone",
+        f"{effect}. A loss over packs looks plausible, and another task is learned.",
+        fix,
+        documents,
+        worst.difference,
+        where=where,
+        document=worst.document,
+        sources=sources,
+    )
+
+
+def _sources(stack: Stack, measure: Measure, pack: Make, documents: Documents, worst: Compared) -> list[int]:
+    """The other documents whose content reaches the worst one."""
+    before = stack.run(pack(documents))
+    sources = []
+    for other in set(range(len(documents))) - {worst.document}:
+        changed = [
+            exchanged(document, stack.vocabulary) if at == other else document for at, document in enumerate(documents)
+        ]
+        inputs = pack(changed)
+        if ids_of(inputs).shape != before.shape[:2]:
+            continue
+        after = stack.run(inputs)[worst.place.row, worst.place.columns]
+        if measure.compare(after, before[worst.place.row, worst.place.columns]) is not None:
+            sources.append(other)
+    return sources
+
+
+def _cause(
+    stack: Stack, measure: Measure, pack: Make, documents: Documents, worst: Compared, sources: list[int]
+) -> tuple[str, str, str]:
+    """(what is wrong, the fix, the argument), by which change of the inputs makes the difference go away."""
+    inputs = pack(documents)
+    places = located(inputs, documents)
+    wrong = _unrestarted(inputs, places)
+    words = f"Document {worst.document} attends to document {sources[0]} of its pack" if sources else ""
+    if wrong is not None:
+        restart = f"position_ids do not restart: document {wrong} begins at {_begins(inputs, places[wrong])}"
+        words = f"{words}, and {restart}" if words else f"In a pack {restart}"
+    elif not words:
+        words = f"Document {worst.document} depends on its place in the pack: its positions do not restart"
+    for fix, edit in _edits(places):
+        if isinstance(inputs, Mapping) and _silent(stack, measure, pack, documents, edit):
+            return words, f"{fix}  # with it the document is the same as alone", fix.partition(" ")[0]
+    if sources:
+        return (
+            words,
+            "mask = document[:, None] == document[None, :]  # beside the causal one, or position_ids that restart "
+            "without an attention_mask",
+            "attention_mask",
+        )
+    return words, "position_ids = torch.cat([torch.arange(len(document)) for document in documents])", "position_ids"
+
+
+def _unrestarted(inputs: Any, places: list[Place]) -> int | None:
+    """The first document whose position_ids do not begin where the first one's do."""
+    starts = [_begins(inputs, place) for place in places]
+    first = min(range(len(places)), key=lambda at: places[at])
+    return next((at for at, start in enumerate(starts) if start is not None and start != starts[first]), None)
+
+
+def _begins(inputs: Any, place: Place) -> int | None:
+    positions = inputs.get("position_ids") if isinstance(inputs, Mapping) else None
+    if not isinstance(positions, Tensor) or positions.shape[-1] != ids_of(inputs).shape[-1] or positions.dim() > 2:
+        return None
+    rows = positions if positions.dim() == 2 else positions[None]
+    return int(rows[min(place.row, len(rows) - 1), place.start])
+
+
+def _edits(places: list[Place]) -> list[tuple[str, Make]]:
+    """Changes of the inputs that may fix a pack, the smallest first, each with its words."""
+
+    def restarted(inputs: Any) -> Any:
+        ids = ids_of(inputs)
+        positions = torch.arange(ids.shape[1]).expand(ids.shape).clone()
+        for place in places:
+            positions[place.row, place.columns] = torch.arange(place.length)
+        return {**inputs, "position_ids": positions}
+
+    def unmasked(inputs: Any) -> Any:
+        return {name: value for name, value in inputs.items() if name != "attention_mask"}
+
+    def blocks(inputs: Any) -> Any:
+        ids = ids_of(inputs)
+        allowed = torch.zeros(len(ids), 1, ids.shape[1], ids.shape[1], dtype=torch.bool)
+        for place in places:
+            allowed[place.row, 0, place.columns, place.columns] = True
+        return {**inputs, "attention_mask": allowed.tril()}
+
+    return [
+        ("position_ids that restart with each document", restarted),
+        ("attention_mask left out: a mask of ones hides the seams that position_ids show", unmasked),
+        ("attention_mask left out, and position_ids that restart", lambda inputs: unmasked(restarted(inputs))),
+        ("attention_mask (1, 1, L, L) of blocks, one for each document", blocks),
+        ("attention_mask of blocks and position_ids that restart", lambda inputs: blocks(restarted(inputs))),
+    ]
+
+
+def _silent(stack: Stack, measure: Measure, pack: Make, documents: Documents, edit: Make) -> bool:
+    try:
+        return compared(stack, measure, pack, documents, edit) is None
+    except TargetError:
+        return False
+
+
+# Labels
+
+
+def _labels(pack: Make, documents: Documents) -> Iterator[Finding]:
+    """Labels in which the last token of a document is to predict the first of the next."""
+    inputs = pack(documents)
+    labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+    ids = ids_of(inputs)
+    if not isinstance(labels, Tensor) or labels.shape != ids.shape:
+        return
+    shift = _shift(ids, labels)
+    places = sorted(located(inputs, documents))
+    crossing = [
+        place
+        for before, place in pairwise(places)
+        if before.row == place.row
+        and before.start + before.length == place.start
+        and int(labels[place.row, place.start - shift]) == int(ids[place.row, place.start])
+    ]
+    if crossing:
+        place = crossing[0]
+        yield PROBE.error(
+            f"Labels cross the seam: the last token of a document is trained to predict the first token of the next, "
+            f"at position {place.start} of the pack",
+            f"{len(crossing)} of {int((labels != -100).sum())} labels of this pack ask for a token that nothing before "
+            "it can tell.",
+            "labels[:, starts] = -100  # the first token of each document"
+            if shift == 0
+            else "labels[:, ends] = -100  # the last token of each document",
+            documents,
+            where="labels",
+            position=place.start,
+        )
+
+
+def _shift(ids: Tensor, labels: Tensor) -> int:
+    """0 where labels stand at their own tokens, 1 where they stand at the token before, shifted already."""
+    same = (labels == ids).sum()
+    ahead = (labels[:, :-1] == ids[:, 1:]).sum()
+    return int(ahead > same)
+
+
+PROBE = Probe(
+    "packing",
+    "A document is the same alone and packed, at every place of the pack; labels do not cross the seam.",
+    _run,
+)

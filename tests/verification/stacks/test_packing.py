@@ -1,0 +1,53 @@
+"""Packing: faults that are known by construction are named, with the smallest pack; the right pack is silent."""
+
+from __future__ import annotations
+
+import torch
+from stacks.dense import Dense, packed
+
+import saccade
+
+
+def without(*names):
+    return lambda documents: {name: value for name, value in packed(documents).items() if name not in names}
+
+
+def test_a_right_pack_is_silent():
+    report = saccade.verify_stack(Dense(), pack=packed)
+    assert report.ok, report
+    assert {outcome.name: outcome.status for outcome in report.outcomes}["packing"] == "passed"
+
+
+def test_documents_that_see_each_other_are_shown_by_two_tokens():
+    report = saccade.verify_stack(Dense(), pack=without("attention_mask"))
+    [finding] = report.findings
+    assert finding.probe == "packing"
+    assert "Document 1 attends to document 0" in finding.message
+    assert [len(document) for document in finding.example] == [1, 1]
+    assert finding.where == "attention_mask"
+
+
+def test_positions_that_do_not_restart_are_told_from_a_leak():
+    report = saccade.verify_stack(Dense(), pack=without("position_ids"))
+    [finding] = report.findings
+    assert "positions do not restart" in finding.message
+    assert "attends to" not in finding.message
+    assert finding.where == "position_ids"
+
+
+def test_labels_that_cross_the_seam():
+    def pack(documents):
+        return {**packed(documents), "labels": packed(documents)["input_ids"].clone()}
+
+    [finding] = saccade.verify_stack(Dense(), pack=pack).findings
+    assert finding.where == "labels"
+
+
+def test_the_model_is_as_before():
+    model = Dense().train()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    addresses = [parameter.data_ptr() for parameter in model.parameters()]
+    saccade.verify_stack(model, pack=packed)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
+    assert all(part.training for part in model.modules())
