@@ -1,4 +1,4 @@
-"""A dense causal model of one layer whose mask, positions and cache are given by hand: faults are known by construction.
+"""A dense causal model of one layer whose masks and positions are given by hand, so that faults are known.
 
 Shape legend: R rows, L length, H heads, E width.
 """
@@ -50,7 +50,7 @@ def packed(documents: list[list[int]]) -> dict[str, Tensor]:
     """All documents in one row, right: blocks in the mask, positions that restart, labels that end at the seams."""
     lengths = torch.tensor([len(document) for document in documents])
     owner = torch.repeat_interleave(torch.arange(len(documents)), lengths)
-    ids = torch.tensor([sum(documents, [])])
+    ids = torch.tensor([[token for document in documents for token in document]])
     positions = torch.cat([torch.arange(int(length)) for length in lengths])[None]
     labels = ids.clone()
     labels[positions == 0] = -100

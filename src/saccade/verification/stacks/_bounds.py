@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...support._seeding import seeded
-from ..findings._finding import TargetError
+from ..findings._finding import Inapplicable, TargetError
 from ..subject._shortened import size_of
 from ._documents import Documents, drawn, located
 from ._stack import Stack
@@ -82,20 +82,21 @@ def _gap(out: Tensor, other: Tensor) -> float:
 
 
 @contextmanager
-def exact(stack: Stack) -> Iterator[None]:
-    """Within, the stack's modules are in eval mode and in float64 where that works; afterwards they are as before.
+def exact(stack: Stack, *, cast: bool = True) -> Iterator[None]:
+    """Within, the stack's modules are in eval mode and, with `cast`, in float64 where that works.
 
     The user's functions reach the modules themselves, so these are changed in place: the parameters' own tensors are
-    put aside and given back.
+    put aside and given back afterwards.
     """
     modes = {part: part.training for module in stack.modules for part in module.modules()}
     for module in stack.modules:
         module.eval()
     kept: list[tuple[Tensor, Tensor]] = []
     try:
-        if sum(map(size_of, stack.modules)) <= LARGEST:
+        if cast and sum(map(size_of, stack.modules)) <= LARGEST:
+            usual = _finite(stack)
             kept = _cast(stack.modules)
-            if kept and not _works(stack):
+            if kept and (usual is None or _finite(stack, torch.float64) != usual):
                 _give_back(kept)
                 kept = []
         yield
@@ -118,13 +119,20 @@ def _give_back(kept: list[tuple[Tensor, Tensor]]) -> None:
         tensor.data = data
 
 
-def _works(stack: Stack) -> bool:
-    documents = drawn(stack.vocabulary, [stack.length(3)] * 2)
+def _finite(stack: Stack, dtype: torch.dtype | None = None) -> list[list[bool]] | None:
+    """Which outputs of a padded batch and of a pack are finite; None where the stack raises or gives another dtype.
+
+    Some models mask with the least number of float64, which is -inf in the float32 of their softmax.
+    """
+    documents = drawn(stack.vocabulary, [stack.length(length) for length in (5, 11, 2, 7)])
+    documents = documents if stack.takes_padding else [documents[3]] * 2
     try:
-        out = stack.run(stack.batch(documents))
-    except TargetError:
-        return False
-    return out.dtype == torch.float64 and bool(out.isfinite().all())
+        outs = [stack.run(make(documents)) for make in (stack.batch, stack.pack) if make is not None]
+    except (Inapplicable, TargetError):
+        return None
+    if dtype is not None and any(out.dtype != dtype for out in outs):
+        return None
+    return [out.isfinite().all(-1).flatten().tolist() for out in outs]
 
 
 @contextmanager

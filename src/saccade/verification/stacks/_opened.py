@@ -19,10 +19,10 @@ from ..subject._calling import guarded
 from ..subject._kinds import name_of
 from ..subject._models import token_subject
 from ..subject._reading import Promise
-from ..subject._token_models import longest_input, named
+from ..subject._token_models import TokenModel, longest_input, named
 from ..subject._transformers import is_transformers
 from ._documents import IDS, Documents, drawn, ids_of
-from ._stack import Decoder, Promises, Stack
+from ._stack import Decoder, Generate, Promises, Stack
 
 _UNKNOWN = 31  # ids that are tried where nothing says how many there are
 _MOST = 499  # ids that documents are drawn from
@@ -92,6 +92,7 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
         given.batch or known.batch,
         given.pack,
         known.decoders,
+        known.generate,
         given.step,
         None,
         Promises(known.causal, known.window),
@@ -123,6 +124,7 @@ class Known:
     special: tuple[int, ...] = ()
     constants: Any = None
     decoders: tuple[Decoder, ...] = ()
+    generate: Generate | None = None
     assumed: tuple[str, ...] = ()
 
 
@@ -148,8 +150,10 @@ def _known(given: Given) -> Known:
             decoders=decoders,
         )
     reading = subject.reading
-    model = given.model if given.batch is not None and not reading.assumed else subject.target
+    model = subject.target
     name = reading.names[0] if reading.names else _arguments(model)[0]
+    if isinstance(model, TokenModel):
+        model = _either(model, given.model, name)
     masked = bool(reading.masks)
     assumed = list(reading.assumed)
     if given.causal is None and subject.promise.causal is not None:
@@ -158,12 +162,13 @@ def _known(given: Given) -> Known:
     if window is None:
         widths = {width + 1 for width in reading.windows if width is not None}
         window = min(widths, default=None)
-    pad = 0
+    pad, constants, generate = 0, dict(reading.constants), None
     if is_transformers(given.model):
         found = registered("verified_models").stack_parts(given.model, subject.promise.causal)
         special += found.special
         pad = found.pad
-        decoders = decoders or found.decoders
+        constants |= found.constants
+        decoders, generate = decoders or found.decoders, found.generate
         assumed += found.assumed
     return Known(
         name_of(given.model),
@@ -175,10 +180,20 @@ def _known(given: Given) -> Known:
         reading.max_length,
         reading.vocabulary,
         special,
-        dict(reading.constants),
+        constants,
         decoders,
+        generate,
         tuple(assumed),
     )
+
+
+def _either(wrapper: TokenModel, model: Any, name: str) -> Callable[..., Any]:
+    """The user's model for inputs of the user's own making, its wrapper for ours, which give tokens as `name`."""
+
+    def call(*places: Any, **inputs: Any) -> Any:
+        return wrapper(*places, **inputs) if name in inputs else model(*places, **inputs)
+
+    return call
 
 
 def _arguments(model: Callable[..., Any]) -> tuple[str, bool]:

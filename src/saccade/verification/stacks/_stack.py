@@ -18,6 +18,8 @@ from ..subject._calling import guarded
 from ._documents import Documents, ids_of
 
 Decode = Callable[[list[int], Any], tuple[Tensor, Any]]
+# (prompts, steps) -> (the tokens that follow each, logits (B, steps, V) that they were chosen by)
+Generate = Callable[[Documents, int], tuple[Documents, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Stack:
     batch: Callable[[Documents], Any]
     pack: Callable[[Documents], Any] | None = None
     decoders: tuple[Decoder, ...] = ()
+    generate: Generate | None = None
     step: Callable[[list[Documents]], Any] | None = None
     second: Stack | None = None
     promises: Promises = Promises()

@@ -17,7 +17,7 @@ from .._bounds import Difference, Measure
 from .._documents import Documents, drawn, located
 from .._probe import Probe
 from .._shrink import smallest
-from .._stack import Decoder, Stack
+from .._stack import Decoder, Generate, Stack
 
 _LENGTH = 23
 
@@ -30,12 +30,15 @@ class Wrong(NamedTuple):
 
 
 def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
-    if not stack.decoders:
+    if not stack.decoders and stack.generate is None:
         raise Inapplicable("no decode function is given, and none is found")
     for decoder in stack.decoders:
         finding = next(_found(stack, measure, decoder), None)
         if finding is not None:
             yield finding
+            return
+    if stack.generate is not None:
+        yield from _generated(stack, measure, stack.generate)
 
 
 def _found(stack: Stack, measure: Measure, decoder: Decoder) -> Iterator[Finding]:
@@ -112,6 +115,46 @@ def _finding(stack: Stack, measure: Measure, decoder: Decoder, documents: Docume
         where=decoder.name,
         step=wrong.step,
     )
+
+
+# Batches of prompts
+
+
+def _generated(stack: Stack, measure: Measure, generate: Generate) -> Iterator[Finding]:
+    prompts = drawn(stack.vocabulary, [stack.length(length) for length in (7, 2, 5)])
+    steps = max(1, min(_LENGTH, (stack.longest or 10**6) - 7))
+    if _wrong_in_batch(stack, measure, generate, prompts, steps) is None:
+        return
+    prompts = smallest(prompts, lambda fewer: _wrong_in_batch(stack, measure, generate, fewer, steps) is not None)
+    wrong = _wrong_in_batch(stack, measure, generate, prompts, steps)
+    assert wrong is not None
+    row, step, difference = wrong
+    yield PROBE.error(
+        f"generate() for {len(prompts)} prompts of {', '.join(str(len(prompt)) for prompt in prompts)} tokens, padded "
+        f"on the left, differs from prompt {row} alone: logits of new token {step} by {difference.size:.3g}",
+        "Generation in batches gives other texts than one by one.",
+        "position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # and the mask for every cached key",
+        prompts,
+        difference,
+        where="generate",
+        row=row,
+        step=step,
+    )
+
+
+def _wrong_in_batch(
+    stack: Stack, measure: Measure, generate: Generate, prompts: Documents, steps: int
+) -> tuple[int, int, Difference] | None:
+    """(row, step, difference) of the first logits that are not those of the same tokens, read at once and alone."""
+    with torch.no_grad():
+        texts, logits = guarded(generate, prompts, steps)
+    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        whole = _at_once(stack, prompt + text)[len(prompt) - 1 :]
+        for step in range(logits.shape[1]):
+            difference = measure.compare(logits[row, step][None], whole[step][None])
+            if difference is not None:
+                return row, step, difference
+    return None
 
 
 PROBE = Probe(
