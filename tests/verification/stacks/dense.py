@@ -1,4 +1,4 @@
-"""A dense causal model of one layer whose masks and positions are given by hand, so that faults are known.
+"""A dense causal model of one layer with mask, positions and cache given by hand: faults are known by construction.
 
 Shape legend: R rows, L length, H heads, E width.
 """

@@ -64,10 +64,9 @@ def measured(stack: Stack) -> Measure:
         others = [_outputs(stack, documents), _outputs(stack, documents[::-1])[::-1]]
         others.append([_outputs(stack, [document])[0] for document in documents])
     size = max(float(out.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for out in first) or 1.0
-    gaps = [_gap(out, other) / size for outs in others[:2] for out, other in zip(outs, first, strict=True)]
-    # A row that depends on its neighbours is no rounding: what batches of other sizes change counts up to a limit.
-    alone = min(max(_gap(out, other) / size for out, other in zip(others[2], first, strict=True)), _LEAST[dtype])
-    rounding = max(*gaps, alone)
+    again, *changed = (max(_gap(out, other) / size for out, other in zip(outs, first, strict=True)) for outs in others)
+    # A row that depends on its neighbours is no rounding: what other orders and sizes change counts up to a limit.
+    rounding = max(again, min(max(changed), _LEAST[dtype]))
     return Measure(max(_LEAST[dtype], min(_TIMES * rounding, 0.1)), dtype, rounding)
 
 

@@ -30,7 +30,8 @@ def _smaller(documents: Documents) -> Iterator[Documents]:
     """The documents without one of them; then without a part of one, halves before single tokens."""
     if len(documents) > 1:
         yield from ([*documents[:at], *documents[at + 1 :]] for at in range(len(documents)))
-    pieces = sorted({max(1, len(document) >> times) for document in documents for times in range(1, 9)}, reverse=True)
+    halves = {len(document) >> times for document in documents for times in range(1, 9)}
+    pieces = sorted({1, 2, *halves} - {0}, reverse=True)  # pairs, too: some faults need an even number
     for piece in pieces:
         for at, document in enumerate(documents):
             if len(document) > piece:

@@ -22,7 +22,9 @@ _LENGTHS = (5, 11, 2, 7)
 def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     lengths = [stack.length(length) for length in (_LENGTHS if stack.takes_padding else (7,) * 4)]
     documents = drawn(stack.vocabulary, lengths)
-    for rows in (documents, documents[::-1], documents * 3):
+    # Kernels choose paths by width: one beyond a power of two, where tiles of a mask end.
+    wide = drawn(stack.vocabulary, [stack.length(33), lengths[0]])
+    for rows in (documents, documents[::-1], documents * 3, *([wide] if stack.takes_padding else [])):
         if _worst(stack, measure, rows) is not None:
             yield _finding(stack, measure, rows)
             return
@@ -69,7 +71,7 @@ def _cause(stack: Stack, measure: Measure, documents: Documents, worst: Compared
             "batch axis",
         )
     inputs = stack.batch(documents)
-    side = "left" if worst.place.start > 0 else "right"
+    side = "left" if any(place.start > 0 for place in located(inputs, documents)) else "right"
     kept = _kept(inputs, documents)
     if _moved(stack, measure, inputs, refilled(inputs, stack.vocabulary, kept), documents, worst):
         return (
