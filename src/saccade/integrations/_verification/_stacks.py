@@ -104,10 +104,20 @@ def _decoders(model: Any) -> Iterator[Decoder]:
             return static[model.dtype]
 
         yield Decoder("a static cache", _decoder(model, emptied))
-    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
-    if kinds == {"full_attention"} and getattr(model, "_supports_default_dynamic_cache", bool)():
+    if _keeps_everything(model.config):
         yield Decoder("a cache that was cropped", _decoder(model, None, cropped))
         yield Decoder("a cache that was reordered", _decoder(model, None, reordered))
+
+
+def _keeps_everything(config: Any) -> bool:
+    """Whether a cache of this configuration holds all keys of all layers, so that it can be cropped and reordered."""
+    from transformers import cache_utils
+
+    try:
+        layers = cache_utils.DynamicCache(config=config).layers
+    except Exception:  # a configuration without layers: its own cache is what there is
+        return False
+    return bool(layers) and all(type(layer) is cache_utils.DynamicLayer for layer in layers)
 
 
 def _decoder(

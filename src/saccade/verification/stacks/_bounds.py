@@ -23,7 +23,7 @@ LARGEST = 2**31  # bytes of parameters: a larger module is not cast, as a copy i
 # Rounding differs between inputs; faults of a mask, a position or a cache are thousands of times larger.
 _TIMES = 64
 # Models keep norms, softmax and angles in float32 whatever their dtype, and change kernels with the shape.
-_LEAST = {torch.float64: 1e-5, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_LEAST = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
 class Difference(NamedTuple):
@@ -55,12 +55,12 @@ class Measure:
         return Difference(at, float(apart[at]), float(apart[at]) / size, tuple(beyond))
 
 
-def measured(stack: Stack) -> Measure:
+def measured(stack: Stack, *, cast: bool) -> Measure:
     """The bound for this stack: the same documents twice, in another order, and in batches of other sizes."""
     documents = drawn(stack.vocabulary, [stack.length(7)] * 3)
     with seeded(0):
         first = _outputs(stack, documents)
-        dtype = first[0].dtype
+        dtype = torch.float64 if cast else first[0].dtype  # some models return float32 whatever they compute in
         others = [_outputs(stack, documents), _outputs(stack, documents[::-1])[::-1]]
         others.append([_outputs(stack, [document])[0] for document in documents])
     size = max(float(out.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for out in first) or 1.0
@@ -81,8 +81,8 @@ def _gap(out: Tensor, other: Tensor) -> float:
 
 
 @contextmanager
-def exact(stack: Stack, *, cast: bool = True) -> Iterator[None]:
-    """Within, the stack's modules are in eval mode and, with `cast`, in float64 where that works.
+def exact(stack: Stack, *, cast: bool = True) -> Iterator[bool]:
+    """Within, the stack's modules are in eval mode and, with `cast`, in float64 where that works: True then.
 
     The user's functions reach the modules themselves, so these are changed in place: the parameters' own tensors are
     put aside and given back afterwards.
@@ -95,10 +95,10 @@ def exact(stack: Stack, *, cast: bool = True) -> Iterator[None]:
         if cast and sum(map(size_of, stack.modules)) <= LARGEST:
             usual = _finite(stack)
             kept = _cast(stack.modules)
-            if kept and (usual is None or _finite(stack, torch.float64) != usual):
+            if kept and (usual is None or _finite(stack) != usual):
                 _give_back(kept)
                 kept = []
-        yield
+        yield bool(kept)
     finally:
         _give_back(kept)
         for part, mode in modes.items():
@@ -118,8 +118,8 @@ def _give_back(kept: list[tuple[Tensor, Tensor]]) -> None:
         tensor.data = data
 
 
-def _finite(stack: Stack, dtype: torch.dtype | None = None) -> list[list[bool]] | None:
-    """Which outputs of a padded batch and of a pack are finite; None where the stack raises or gives another dtype.
+def _finite(stack: Stack) -> list[list[bool]] | None:
+    """Which outputs of a padded batch and of a pack are finite; None where the stack raises.
 
     Some models mask with the least number of float64, which is -inf in the float32 of their softmax.
     """
@@ -129,19 +129,28 @@ def _finite(stack: Stack, dtype: torch.dtype | None = None) -> list[list[bool]] 
         outs = [stack.run(make(documents)) for make in (stack.batch, stack.pack) if make is not None]
     except (Inapplicable, TargetError):
         return None
-    if dtype is not None and any(out.dtype != dtype for out in outs):
-        return None
     return [out.isfinite().all(-1).flatten().tolist() for out in outs]
 
 
 @contextmanager
 def training(stack: Stack) -> Iterator[None]:
-    """Within, the stack's modules are in train mode."""
-    modes = {part: part.training for module in stack.modules for part in module.modules()}
-    for module in stack.modules:
-        module.train()
+    """Within, the stack's modules are in train mode, with every rate of dropout that a module keeps set to 0."""
+    parts = [part for module in stack.modules for part in module.modules()]
+    modes = [(part, part.training) for part in parts]
+    rates = [(part, name, value) for part in parts for name, value in vars(part).items() if _is_rate(part, name, value)]
+    for part in parts:
+        part.training = True
+    for part, name, _ in rates:
+        setattr(part, name, 0.0)
     try:
         yield
     finally:
-        for part, mode in modes.items():
+        for part, name, value in rates:
+            setattr(part, name, value)
+        for part, mode in modes:
             part.training = mode
+
+
+def _is_rate(part: nn.Module, name: str, value: object) -> bool:
+    dropout = isinstance(part, nn.modules.dropout._DropoutNd) and name == "p"
+    return isinstance(value, float) and (dropout or "drop" in name.lower())

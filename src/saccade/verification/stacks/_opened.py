@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from ...interception._hooks import hooked
 from ...support._registered import registered
-from ..findings._finding import TargetError, Undecided
+from ..findings._finding import TargetError, Undecided, Unmeasured
 from ..subject._calling import guarded
 from ..subject._kinds import name_of
 from ..subject._models import token_subject
@@ -132,8 +131,11 @@ def _known(given: Given) -> Known:
     decoders = (Decoder("decode", given.decode),) if given.decode is not None else ()
     subject = None
     if isinstance(given.model, nn.Module):
-        with suppress(Undecided, TargetError):  # else it is called as the user's functions say
+        try:
             subject = token_subject(given.model, Promise(causal=given.causal))
+        except (Undecided, TargetError) as error:
+            if given.batch is None and is_transformers(given.model):
+                raise Unmeasured(f"batch: expected a function that makes inputs of this model; {error}") from None
     special = tuple(getattr(given.tokenizer, "all_special_ids", None) or ())
     if subject is None:
         name, masked = _arguments(given.model)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from ..findings._finding import Inapplicable, TargetError
 from ._documents import Documents
 
-_CALLS = 200
+_SECONDS = 4.0  # then the smallest so far is given
 
 
 def smallest(documents: Documents, shows: Callable[[Documents], bool]) -> Documents:
     """Fewer and shorter documents for which `shows` still holds; documents that raise do not count."""
-    left = _CALLS
+    end = time.perf_counter() + _SECONDS
     changed = True
     while changed:
         changed = False
         for candidate in _smaller(documents):
-            if not left:
+            if time.perf_counter() > end:
                 return documents
-            left -= 1
             if _holds(shows, candidate):
                 documents, changed = candidate, True
                 break

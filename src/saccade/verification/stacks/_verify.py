@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from ..findings._finding import Finding, Inapplicable, Outcome, TargetError
+from ..findings._finding import Finding, Inapplicable, Outcome, TargetError, UnreadableResult
 from ..report._report import Report
+from ..subject._kinds import name_of
 from ._bounds import exact, measured
 from ._documents import Documents
 from ._opened import Given, opened
@@ -97,14 +98,19 @@ def verify_stack(
     given = Given(model, batch, pack, decode, second, step, causal, window, trainer, tokenizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        stack = opened(given)
-        outcomes, findings = _probed(stack)
+        try:
+            stack = opened(given)
+            name, assumed, causal = stack.name, stack.assumed, stack.promises.causal
+            outcomes, findings = _probed(stack)
+        except (Inapplicable, UnreadableResult) as reason:
+            outcome = Outcome("batch", "batch", "Documents can be given.", "n/a", str(reason), measured=False)
+            name, assumed, causal, outcomes, findings = name_of(model), (), given.causal, [outcome], []
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.severity))
     return StackReport(
-        stack.name,
+        name,
         "",
-        stack.assumed,
-        stack.promises.causal,
+        assumed,
+        causal,
         tuple(findings),
         tuple(outcomes),
         time.perf_counter() - start,
@@ -113,18 +119,18 @@ def verify_stack(
 
 def _probed(stack: Stack) -> tuple[list[Outcome], list[Finding]]:
     try:
-        with exact(stack):
-            measure = measured(stack)
+        with exact(stack) as cast:
+            measure = measured(stack, cast=cast)
             results = {outcome.name: (outcome, found) for outcome, found in run(PROBES, stack, measure)}
         again = [probe for probe in PROBES if any(map(_depends_on_dtype, results[probe.name][1]))]
         if again and measure.dtype == torch.float64:
             with exact(stack, cast=False):
-                own = run(again, stack, measured(stack))
+                own = run(again, stack, measured(stack, cast=False))
                 results |= {outcome.name: (outcome, found) for outcome, found in own}
+    except UnreadableResult:
+        raise
     except TargetError as error:
         return [], [raised("batch", error)]
-    except Inapplicable as reason:
-        return [Outcome("batch", "batch", "Documents can be batched.", "n/a", str(reason), measured=False)], []
     return [outcome for outcome, _ in results.values()], [one for _, found in results.values() for one in found]
 
 

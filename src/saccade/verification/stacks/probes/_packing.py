@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ...findings._finding import Finding, TargetError
-from .._bounds import Measure
+from ...subject._shortened import size_of
+from .._bounds import Measure, training
 from .._comparing import Compared, Make, compared, in_users_terms
 from .._documents import Documents, Place, drawn, exchanged, ids_of, located
 from .._probe import Probe
@@ -18,12 +20,22 @@ from .._shrink import smallest
 from .._stack import Stack, needs
 
 _LENGTHS = (5, 3, 7, 4)
+_LARGEST = 2**29  # bytes of parameters: of larger models no gradients are compared
+_TIMES = 8  # sums over positions round more than one output does
 
 
 def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     pack: Make = needs(stack.pack, "packing function (pack=)")
     documents = drawn(stack.vocabulary, [stack.length(length) for length in _LENGTHS])
-    yield from _outputs(stack, measure, pack, documents)
+    outputs = list(_outputs(stack, measure, pack, documents))
+    if not outputs:
+        with training(stack):
+            outputs = [
+                replace(one, message=f"In train mode: {one.message}")
+                for one in _outputs(stack, measure, pack, documents)
+            ]
+            yield from [] if outputs else _gradients(stack, measure, pack, documents)
+    yield from outputs
     yield from _labels(pack, documents)
 
 
@@ -150,6 +162,47 @@ def _silent(stack: Stack, measure: Measure, pack: Make, documents: Documents, ed
         return compared(stack, measure, pack, documents, edit) is None
     except TargetError:
         return False
+
+
+# Gradients
+
+
+def _gradients(stack: Stack, measure: Measure, pack: Make, documents: Documents) -> Iterator[Finding]:
+    """Gradients of a pack beside the sum of those of its documents."""
+    if sum(map(size_of, stack.modules)) > _LARGEST:
+        return
+    together = _gradient(stack, pack, documents, documents)
+    alone = [_gradient(stack, pack, [document], documents) for document in documents]
+    for name, gradient in together.items():
+        parts = torch.stack([own[name] for own in alone]).sum(0)
+        difference = measure.compare(gradient.reshape(1, -1), parts.reshape(1, -1))
+        if difference is not None and difference.relative > _TIMES * measure.bound:
+            yield PROBE.error(
+                f"The gradient of {name} for a pack is not the sum over its documents: it differs by "
+                f"{difference.size:.3g}, though all outputs are the same",
+                "Training with packs takes other steps than training without.",
+                "Give the backward pass the same mask as the forward pass",
+                documents,
+                difference,
+                where=name,
+            )
+            return
+
+
+def _gradient(stack: Stack, make: Make, documents: Documents, every: Documents) -> dict[str, Tensor]:
+    """Of the outputs, each times a number drawn for its document, with respect to each parameter."""
+    inputs = make(documents)
+    out = stack.output(inputs)
+    loss = out.new_zeros(())
+    for document, place in zip(documents, located(inputs, documents), strict=True):
+        own = out[place.row, place.columns]
+        generator = torch.Generator().manual_seed(every.index(document))
+        loss = loss + (own * torch.randn(own.shape, generator=generator, dtype=torch.float64).to(own)).sum()
+    named = {name: part for module in stack.modules for name, part in module.named_parameters() if part.requires_grad}
+    gradients = (
+        torch.autograd.grad(loss, list(named.values()), allow_unused=True) if named and loss.requires_grad else ()
+    )
+    return {name: grad for name, grad in zip(named, gradients, strict=False) if grad is not None}
 
 
 # Labels
