@@ -190,7 +190,7 @@ def _gradients(stack: Stack, measure: Measure, pack: Make, documents: Documents)
 
 
 def _gradient(stack: Stack, make: Make, documents: Documents, every: Documents) -> dict[str, Tensor]:
-    """Of the outputs, each times a number drawn for its document, with respect to each parameter."""
+    """The gradient of each parameter, of all outputs times numbers that are drawn for each document."""
     inputs = make(documents)
     out = stack.output(inputs)
     loss = out.new_zeros(())
