@@ -42,6 +42,13 @@ class FirstRow(Model):
         return (call.mask[:1].cumsum(-1) - 1).clamp(min=0).expand(call.ids.shape)
 
 
+class ByWidth(Unpacked):
+    """Padding is worked out from the rows as they come, so it is none."""
+
+    def padding(self, call: Call, count: int) -> Tensor:
+        return call.keys(count) >= call.ids.shape[1] - count
+
+
 class NewestColumn(Unpacked):
     """Only the last column of padding is hidden."""
 
@@ -90,7 +97,7 @@ CASES = (
     case("unslothai/unsloth#4078", "all rows share one row of positions", MOVED, Model, shared, SHIFTED),
     case(
         "TransformerLensOrg/TransformerLens#1005",
-        "generate does not pass the padding mask on",
+        "the batch comes without its padding mask",
         HIDDEN,
         Model,
         partial(padded, left=True, mask=False, positions=False),
@@ -98,10 +105,10 @@ CASES = (
     ),
     case(
         "Blaizzy/mlx-vlm#1542",
-        "rows of equal width count as unpadded, and the tokenizer's mask is thrown away",
+        "padding is the width less the row's length, which is 0 for rows of one width",
         HIDDEN,
-        Model,
-        lambda documents: {name: value for name, value in LEFT(documents).items() if name != "attention_mask"},
+        ByWidth,
+        LEFT,
         Proof(SEEN.pairs, SHIFTED.positions),
     ),
     case("planted", "positions of the first row serve all rows", MOVED, FirstRow, LEFT, SHIFTED),
