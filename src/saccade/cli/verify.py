@@ -134,8 +134,9 @@ def verify(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="path/to/file.py:NAME, where NAME is a function, module or class; or hf:DIR_OR_ID for a transformers "
-            "model.",
+            help="path/to/file.py:NAME, where NAME is a function, module or class; or a function without arguments "
+            "that returns a stack, as saccade.verify_stack takes it: a model, or a dict of arguments; or hf:DIR_OR_ID "
+            "for a transformers model.",
             show_default=False,
             callback=existing(named=_path_in),
         ),
@@ -145,14 +146,14 @@ def verify(
     runs: RunOptions,
     outputs: ReportOptions,
 ) -> None:
-    """Verify an implementation of attention: which promises it breaks, where, and how to fix it.
+    """Verify an implementation of attention, or a stack: which promises it breaks, where, and how to fix it.
 
     This runs the code that you name, as pytest does: run only code that you trust. It runs in a child process with
-    limits on time and memory, and nothing is fetched. Exit status: 0 no errors; 1 errors, or no attention could be
-    tested; 2 the way to call the target is ambiguous, or a usage error.
+    limits on time and memory, and nothing is fetched; a stack runs in this process. Exit status: 0 no errors; 1 errors,
+    or no attention could be tested; 2 the way to call the target is ambiguous, or a usage error.
     """
     written = _checked(outputs, target)
-    report = _verified(target, promised, calls, runs, outputs)
+    report = _stack_verified(target, promised, calls, runs) or _verified(target, promised, calls, runs, outputs)
     if outputs.as_numbers:
         from ..verification import as_json
 
@@ -162,6 +163,23 @@ def verify(
     _write(report, written, is_named=not outputs.as_numbers)  # last: a full disk takes the files, and not the report
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _stack_verified(target: str, promised: PromiseOptions, calls: CallOptions, runs: RunOptions) -> Report | None:
+    """The report on the stack that the target makes; None if the target is no function without arguments."""
+    if not target.rpartition(":")[0].endswith(".py"):
+        return None
+    from ..verification.stacks._factory import is_factory, verify_made
+
+    if not is_factory(target):
+        return None
+    given = {**vars(calls), "only": runs.only, "skip": runs.skip, **vars(promised), "causal": None, "window": None}
+    useless = [name for name, value in given.items() if value is not None]
+    if useless:
+        option_name = f"--{useless[0].replace('_', '-')}"
+        raise UserError(f"{option_name}: {target} makes a stack, which takes --causal, --bidirectional and --window")
+    window = None if promised.window is None else promised.window + 1  # of a stack the own key counts
+    return verify_made(target, causal=promised.causal, window=window)
 
 
 def _verified(
