@@ -326,3 +326,55 @@ def test_seconds_of_every_check_are_told(capsys, monkeypatch):
     _, out, _ = run(capsys, "theirs.py:Causal", "--arg", "width=24", "--json", "--only", "scale")
     told = json.loads(out)
     assert 0.2 <= told["checks"][0]["seconds"] <= told["seconds"]
+
+
+STACK = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv = torch.nn.Embedding(53, 24), torch.nn.Linear(24, 72)
+
+    def forward(self, input_ids):
+        q, k, v = self.qkv(self.embed(input_ids))[:, None].chunk(3, -1)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
+
+
+def pack(documents):
+    return torch.tensor([[token for document in documents for token in document]])
+
+
+def right():
+    return Model()
+
+
+def named():
+    return {"model": Model(), "pack": pack}
+
+
+def placed():
+    return Model(), None, pack
+
+
+def unknown():
+    return {"model": Model(), "collator": pack}
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("right", 0), ("named", 1), ("placed", 1)])
+def test_a_function_without_arguments_makes_a_stack(tmp_path, capsys, name, status):
+    (tmp_path / "stack.py").write_text(STACK)
+    ended, out, _ = run(capsys, f"stack.py:{name}", "--json")
+    told = json.loads(out)
+    assert (ended, told["ok"]) == (status, status == 0)
+    assert [finding["check"] for finding in told["findings"]] == ["packing"] * status
+
+
+def test_a_stack_with_an_unknown_part_and_options_of_modules_are_usage_errors(tmp_path, capsys):
+    (tmp_path / "stack.py").write_text(STACK)
+    status, _, err = run(capsys, "stack.py:unknown")
+    assert (status, "unknown collator" in err) == (2, True)
+    status, _, err = run(capsys, "stack.py:right", "--form", "self")
+    assert (status, "--form" in err) == (2, True)
