@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from stacks import report_table
 from stacks.reports.case import Case, dense, inputs, outputs, places, promised
 from stacks.reports.every import CASES
 from stacks.reports.training import Gradients
@@ -115,3 +116,7 @@ def test_each_report_has_a_case_and_each_kind_three_planted_ones():
     planted = {kind: sum(case.kind == kind and case.report == "planted" for case in CASES) for kind in kinds}
     assert all(count >= 3 for count in planted.values()), planted
     assert len({case.report for case in CASES}) == 29  # 28 reports and "planted"
+
+
+def test_the_page_has_the_cases():
+    assert report_table.PAGE.read_text(encoding="utf-8") == report_table.page()

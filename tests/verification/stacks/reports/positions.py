@@ -75,7 +75,7 @@ CASES = (
     case("planted", "later documents begin at 1", from_one, {0: [0, 1, 2, 1, 2]}),
     case(
         "planted",
-        "positions begin anew after the length of the first document",
+        "positions restart after the length of the first document",
         by_longest,
         {0: [0, 1, 0, 1, 0]},
         documents=[[7, 11], [13], [17, 19]],

@@ -99,7 +99,7 @@ ONE_LONG = [[7, 11, 13, 17], [19, 23]]
 CASES = (
     case(
         "PrimeIntellect-ai/prime-rl#2392",
-        "a document that goes on in the next shard begins anew there",
+        "a document that goes on in the next shard is a new one there",
         LocalLengths,
         Proof(frozenset({(0, 3, 0), (0, 3, 1), (0, 3, 2)}), documents=ONE_LONG, path="pack"),
         4,

@@ -106,7 +106,7 @@ CASES = (
     case(
         "micro-batches of unequal numbers of tokens weigh the same",
         ("training",),
-        ("accumul",),
+        ("micro-batches",),
         lambda: stack(evenly),
         Gradients(EVERY),
         14,
@@ -114,7 +114,7 @@ CASES = (
     case(
         "losses of micro-batches are summed",
         ("training",),
-        ("accumul",),
+        ("micro-batches",),
         lambda: stack(summed),
         Gradients(EVERY),
         14,
