@@ -389,7 +389,7 @@ def test_wrong_arguments():
         saccade.accelerate([layer])
     with pytest.raises(ValueError, match=r"weights: expected None or 'bfloat16', got 'int8'"):
         saccade.accelerate(layer, weights="int8")
-    with pytest.raises(ValueError, match=r"keep_weights: expected True beside weights='bfloat16'"):
+    with pytest.raises(ValueError, match=r"keep_weights: expected True with weights='bfloat16'"):
         saccade.accelerate(layer, weights="bfloat16", keep_weights=False)
     with pytest.raises(ValueError, match=r"model: expected a module beside"):
         saccade.accelerate(keep_weights=False)

@@ -132,7 +132,7 @@ def test_cross_attention_from_row_to_row(pairs):
 )
 def test_masks_that_name_positions_are_refused(mask):
     packed = pack(drawn([3, 2], WIDTH))
-    words = f"mask: {mask!r} asks for more than distances, and tokens in a packed row stand elsewhere"
+    words = f"mask: {mask!r} depends on more than distances, and packing changes the positions of tokens"
     with pytest.raises(ValueError, match=re.escape(words)):
         packed.mask(mask)
 

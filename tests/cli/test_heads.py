@@ -278,7 +278,7 @@ def test_maps_of_both_ways_are_drawn(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--importance", "--why", "cat", "sat"], "--importance and --why came; ask one of them at a time"),
+        (["--importance", "--why", "cat", "sat"], "--importance and --why cannot be combined; give one of them"),
         (["--head", "1.4"], "--head goes with --why, not with the overview"),
         (["--why", "cat", "sat", "--by", "gradient"], "--by goes with the overview or --importance or --patch"),
         (["--patch", OTHER, "--by", "ablation"], "--by ablation: expected gradient or exact with --patch"),

@@ -424,11 +424,11 @@ def test_a_state_that_does_not_fit_is_refused():
             module(tokens(1), cache=cache)
         with pytest.raises(ValueError, match="cache: it is another module's"):
             copy.deepcopy(module)(tokens(1), Causal(), cache=cache)
-        with pytest.raises(ValueError, match="bias: a state holds no pairs"):
+        with pytest.raises(ValueError, match="bias: not supported with a recurrent state"):
             module(tokens(1), Causal(), cache=cache, bias=torch.zeros(1, 1))
-        with pytest.raises(ValueError, match="bias: a state holds no pairs"):
+        with pytest.raises(ValueError, match="bias: not supported with a recurrent state"):
             module(tokens(1), Causal(), cache=cache, positions=AlibiConfig().build(HEADS, WIDTH // HEADS))
-        with pytest.raises(ValueError, match="observe: a state holds no keys and values"):
+        with pytest.raises(ValueError, match="observe: not supported with a recurrent state"):
             module(tokens(1), Causal(), cache=cache, observe=print)
         assert cache.length == L
     with pytest.raises(TypeError, match="mechanism: expected a recurrent one, got Linear"):
@@ -505,8 +505,11 @@ def test_a_bias_names_rows_and_keys_so_nothing_may_be_moved_under_it():
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "context": (dict(context_width=13), r"context: the mechanism 'nothing' reads no other sequence.*since it is made"),
-    "values": (dict(values_width=13), r"context: the mechanism 'nothing' reads no other sequence"),
+    "context": (
+        dict(context_width=13),
+        r"context: the mechanism 'nothing' supports only self-attention.*since it is made",
+    ),
+    "values": (dict(values_width=13), r"context: the mechanism 'nothing' supports only self-attention"),
     "kv_heads": (dict(kv_heads=2), r"kv_heads: not with the mechanism 'nothing', since heads are alone; got 2"),
     "alibi": (dict(positions=AlibiConfig()), r"positions: not with the mechanism 'nothing', since it has no logits"),
     "t5": (dict(positions=T5Config()), r"positions: not with the mechanism 'nothing', since it has no logits"),
@@ -562,7 +565,7 @@ def test_every_field_is_either_outside_of_a_mechanism_or_checked():
 def test_sizes_that_do_not_fit_a_mechanism():
     with pytest.raises(ValueError, match="heads: the mechanism 'twice' splits each head in 2, but 21 / 7 = 3"):
         AttentionConfig(21, 7, mechanism=TwiceConfig())
-    with pytest.raises(ValueError, match="positions: rotary positions turn pairs, but heads are 3 wide"):
+    with pytest.raises(ValueError, match="positions: .* the head width must be even, got 3"):
         AttentionConfig(36, 6, positions=ROTARY, mechanism=TwiceConfig())
     with pytest.raises(
         ValueError, match="kv_heads: not with the mechanism 'shared', since keys are the queries; got 2"
@@ -576,9 +579,7 @@ def test_sizes_that_do_not_fit_a_mechanism():
 
 def test_what_is_given_to_a_call_is_refused_by_name():
     module = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, mechanism=NothingConfig()))
-    with pytest.raises(
-        ValueError, match="context: the mechanism 'nothing' reads no other sequence than the one that asks"
-    ):
+    with pytest.raises(ValueError, match="context: the mechanism 'nothing' supports only self-attention"):
         module(tokens(), context=tokens(5))
     with pytest.raises(ValueError, match="bias: the mechanism 'nothing' has no logits to add it to"):
         module(tokens(), bias=torch.zeros(1, 1, L, L))
@@ -600,10 +601,10 @@ def test_stacks_refuse_what_their_mechanism_cannot_be():
     with pytest.raises(ValueError, match="mechanism: 'nothing' cannot be causal, since all tokens are mixed"):
         Decoder(config, 2)
     assert Decoder(config, 2, causal=False)(tokens()).shape == Encoder(config, 2)(tokens()).shape
-    with pytest.raises(ValueError, match="cross: the mechanism 'nothing' reads no other sequence"):
+    with pytest.raises(ValueError, match="cross: the mechanism 'nothing' supports only self-attention"):
         BlockConfig(AttentionConfig(WIDTH, HEADS), cross=AttentionConfig(WIDTH, HEADS, mechanism=NothingConfig()))
     plain = BlockConfig(AttentionConfig(WIDTH, HEADS))
-    with pytest.raises(ValueError, match="cross: the mechanism 'nothing' reads no other sequence"):
+    with pytest.raises(ValueError, match="cross: the mechanism 'nothing' supports only self-attention"):
         Transformer(config, 1)
     with pytest.raises(ValueError, match="mechanism: 'nothing' cannot be causal"):
         Transformer(dataclasses.replace(config, cross=AttentionConfig(WIDTH, HEADS)), 1)

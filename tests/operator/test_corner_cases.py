@@ -211,7 +211,7 @@ def test_a_slice_that_says_where_its_queries_stand_is_enough():
     placed = (Padding([3, 3]) & Causal()).at(1)
     other = saccade.attention(*part, placed, bias=bias, backend="reference")
     torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="does not say where its queries stand"):
+    with pytest.raises(ValueError, match="a slice without the positions of its queries"):
         saccade.attention(*part, Padding([5, 4]).slice(rows, keys), bias=bias)
 
 

@@ -119,7 +119,7 @@ def test_what_is_no_tensor_is_named(name):
 def test_a_slice_that_does_not_say_where_its_rows_stand():
     named = problems.tensors(rows=5, keys=7)
     mask = saccade.Padding([13, 7]).slice((4, 9), (0, 7))
-    with pytest.raises(ValueError, match=r"does not say where its queries stand; give mask.slice\(..., lengths="):
+    with pytest.raises(ValueError, match=r"without the positions of its queries; pass mask.slice\(..., lengths="):
         run(named, mask)
     assert run(named, saccade.Padding([13, 7]).slice((4, 9), (0, 7), lengths=(13, 13))).counted.any()
 

@@ -344,7 +344,7 @@ def spoiled(line, cell, value):
             spoiled(7, 0, "2024-02-28 02:30:00"),
             r"line 7: expected 2024-02-28 02:00:00 at even steps of hours, got 2024-0",
         ),
-        (spoiled(7, 0, "2024-02-28T02:00+01:00"), "line 7: .* not of one time zone, .* has an offset from UTC and"),
+        (spoiled(7, 0, "2024-02-28T02:00+01:00"), "line 7: .* mixed time zones, .* has an offset from UTC and"),
         (
             spoiled(9, 2, "n/a"),
             r"bad.csv: 1 of 150 cells have no number: line 9 'sun' \('n/a'\); fill=previous or fill=linear fills them$",

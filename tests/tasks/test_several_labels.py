@@ -186,7 +186,7 @@ def test_bad_input_is_one_line(tmp_path, kind):
         assert "\n" not in str(raised.value)
     with pytest.raises(ValueError, match=r"label: expected two labels or more, the texts have 1$"):
         tasks.ClassifySeveral(several=";").fitted([TextExample("x", ("a",), "")])
-    message = "several: expected what stands between labels, such as ';', in a ClassifySeveral, got "
+    message = "several: expected the separator of labels, such as ';', for ClassifySeveral, and None for Classify, got "
     for kind_of, several in ((tasks.Classify, ";"), (tasks.ClassifySeveral, None), (tasks.ClassifySeveral, "")):
         with pytest.raises(ValueError, match=message):
             kind_of(several=several)

@@ -138,7 +138,7 @@ def test_what_learns_is_told():
 
 def test_bad_input(begun, files, tmp_path):
     data, out = files / "reviews.csv", tmp_path / "out"
-    with pytest.raises(ValueError, match="initial: missing; last and lora say what of a checkpoint learns"):
+    with pytest.raises(ValueError, match="initial: missing; last and lora select weights of a checkpoint"):
         tasks.train("classify", data, out, lora=3)
     with pytest.raises(ValueError, match="lora: must be at least 1, got 0"):
         tasks.train("classify", data, out, initial=begun.folder, lora=0)

@@ -46,7 +46,7 @@ def test_a_name_and_settings_are_a_configuration(text, config):
         ("linear:feature_map=cosine", "^mechanism: linear:feature_map=cosine: .*cosine"),
         ("reformer:buckets=7", "^mechanism: reformer:buckets=7: buckets.*7"),
         ("linear:normalise=2", "^mechanism: linear:normalise=2: normalise: expected True or False, got int$"),
-        ("linear:feature_map=elu+1,feature_map=relu", "^mechanism: linear:.*: feature_map is said twice$"),
+        ("linear:feature_map=elu+1,feature_map=relu", "^mechanism: linear:.*: feature_map is given twice$"),
     ],
 )
 def test_what_cannot_be_is_named(text, message):

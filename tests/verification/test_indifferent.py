@@ -194,5 +194,5 @@ def test_queries_that_begin_at_zero_and_a_key_of_zeros_ignore_nothing():
     begins = Mixing(lambda scores: scores.softmax(-1))
     nn.init.zeros_(begins.q.weight)
     nn.init.zeros_(begins.q.bias)
-    with pytest.raises(Inapplicable, match="no multiple of queries times keys"):
+    with pytest.raises(Inapplicable, match="logits are not proportional to q.k"):
         found(begins, Reading("self", "BLD", E))

@@ -178,7 +178,7 @@ def test_weights_over_a_sound():
         (dict(weights=np.ones(10), image=np.ones((4, 4))), "patches: 10 keys are not a square"),
         (
             dict(weights=np.ones(10), image=np.ones((4, 4)), patches=(3, 3)),
-            "3 x 3 are 9, and 10 keys are left; see skip=",
+            r"patches: expected 10, one for each key that is not skipped \(skip=\), got 3 x 3 = 9",
         ),
         (dict(weights=np.ones(9), image=np.ones(4)), "image: expected .height, width."),
         (dict(weights=np.ones(9), image=np.ones((4, 4)), sound=np.ones(4)), "image: cannot be combined with"),

@@ -25,8 +25,8 @@ class AcceleratedModel:
             raise ValueError(f"weights: expected None or 'bfloat16', got {weights!r}")
         if weights == "bfloat16" and not keep_weights:
             raise ValueError(
-                "keep_weights: expected True beside weights='bfloat16', from which the model's own weights could not "
-                "be put back; got False"
+                "keep_weights: expected True with weights='bfloat16', because the original weights cannot be restored "
+                "from bfloat16; got False"
             )
         if weights == "bfloat16" and _kernels.module is None:
             raise ValueError(f"weights: 'bfloat16' needs the native kernels: {_kernels.missing}")

@@ -14,7 +14,8 @@ from ._fused_layers import NOT_CALLED, OTHER, ProvedLayer
 
 
 class RootMeanSquare(ProvedLayer):
-    """x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) as in Gemma, in one pass; the first call decides which."""
+    """x / sqrt(mean(x^2) + eps) * weight in one pass, or with (1 + weight) as in Gemma. The first call determines which
+    of the two formulas the module uses."""
 
     kind = "RMS norm"
 

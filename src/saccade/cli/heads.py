@@ -123,7 +123,7 @@ def heads(
 def _check(question: QuestionOptions, how: HowOptions) -> None:
     asked = [name for name, value in vars(question).items() if value]
     if len(asked) > 1:
-        raise UserError(f"{' and '.join(f'--{name}' for name in asked)} came; ask one of them at a time")
+        raise UserError(f"{' and '.join(f'--{name}' for name in asked)} cannot be combined; give one of them")
     kind = asked[0] if asked else "overview"
     fits = {
         "by": ("overview", "importance", "patch"),

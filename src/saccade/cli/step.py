@@ -101,7 +101,7 @@ def _example(text: list[str] | None, chosen: StepOptions, common: CommonOptions)
     others = (common.model, chosen.head, chosen.word, chosen.nth, chosen.target)
     if text or any(given is not None for given in others):
         raise UserError(
-            "--example has a text and a head of its own; leave TEXT, --head, --word, --nth, --target and --model out"
+            "--example has its own text and head; leave out TEXT, --head, --word, --nth, --target and --model"
         )
     from ..see.inspection import example
 

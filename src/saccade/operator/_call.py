@@ -209,8 +209,8 @@ def standing(mask: Mask | None, unplaced: int | None, device: torch.device) -> P
     found = _stands_at(mask, unplaced, device)
     if found is None:
         raise ValueError(
-            "bias: the mask is a slice that does not say where its queries stand; "
-            "give mask.slice(..., lengths=(Lq, Lk)) or place the bias, bias.at(offset)"
+            "bias: the mask is a slice without the positions of its queries; "
+            "pass mask.slice(..., lengths=(Lq, Lk)), or place the bias with bias.at(offset)"
         )
     return found
 

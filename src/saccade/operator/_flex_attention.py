@@ -148,7 +148,7 @@ def max_scores(call: AttentionCall) -> Tensor:
 def check_options(return_lse: bool, return_aux: AuxRequest | None, options: Mapping[str, Any] | None) -> None:
     """Raise ValueError for options that PyTorch rejects, too; names of its GPU kernels' options are ignored."""
     if return_lse and return_aux is not None:
-        raise ValueError("return_lse: expected no return_aux beside it; write return_aux=AuxRequest(lse=True)")
+        raise ValueError("return_lse and return_aux cannot both be passed; use return_aux=AuxRequest(lse=True)")
     if options is None:
         return
     if not isinstance(options, Mapping):
@@ -189,7 +189,7 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockMask 
     items = None if block_mask is None else block_mask.kv_num_blocks.shape[0]
     if items != batch:
         raise ValueError(
-            f"key has batch (axis 0) 1, expected query's {batch}; a batch of 1 is shared by all items only beside a "
-            f"block_mask made for {batch}, got {'none' if items is None else f'one made for {items}'}"
+            f"key has batch size 1, expected {batch} like query; batch size 1 is broadcast only with a block_mask made "
+            f"for {batch} items, got {'no block_mask' if items is None else f'a block_mask made for {items}'}"
         )
     return key.expand(batch, -1, -1, -1), value.expand(batch, -1, -1, -1)

@@ -101,7 +101,8 @@ class Product:
         return multiply(x, weight.detach(), bias, activation, joined) if single and at_half() else None
 
     def _packed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The packed copy, renewed after the weight has changed; a weight that replaces another has none at first."""
+        """The packed copy of the weight, renewed after the weight has changed. A weight that replaces another is packed
+        for this call only, until it is used again."""
         rows = x.numel() // x.shape[-1]
         copy = self.copy.of((weight,), rows, lambda: packed(weight, rows))
         return packed(weight, rows) if copy is None else copy
@@ -232,7 +233,8 @@ def _differentiable(bias: Tensor | None, joined: Joined | None) -> bool:
 
 
 def fits(bias: Tensor | None, weight: Tensor) -> bool:
-    """Whether b is (F,) like W (F, E); `F.linear` broadcasts others or raises an error."""
+    """Whether the bias is missing, or has shape (F,) for a weight (F, E); for other shapes `F.linear` broadcasts or
+    raises an error."""
     return bias is None or (bias.shape == weight.shape[:1] and bias.dtype == weight.dtype and is_plain(bias))
 
 
@@ -250,7 +252,8 @@ def _plain(x: Tensor, weight: Tensor) -> bool:
 
 
 def _unfollowed() -> bool:
-    """Whether no mode intercepts PyTorch's functions, except passive ones, which must not change a bit."""
+    """Whether no mode intercepts PyTorch's functions, except passive modes, under which results must stay
+    bit-identical."""
     modes = torch._C._len_torch_function_stack()
     return not modes or all(isinstance(torch._C._get_function_stack_at(n), _HARMLESS) for n in range(modes))
 

@@ -1,4 +1,4 @@
-"""What every part of the operator asks about values and about the transforms around a call."""
+"""Questions of all parts of the operator about values and about the transforms around a call."""
 
 from __future__ import annotations
 

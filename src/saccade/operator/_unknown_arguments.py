@@ -59,7 +59,8 @@ def with_arguments_of(original: Callable[P, Any]) -> Callable[[Callable[..., R]]
 
 
 def advised(function: F) -> F:
-    """The function, whose TypeError for an argument of another library says what to write instead."""
+    """A wrapper of the function. Its TypeError for an argument name of another library names the equivalent of
+    Saccade."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -81,11 +82,10 @@ def advised(function: F) -> F:
 def refused(
     function: Callable[..., Any], unknown: Mapping[str, Any], advised_with: tuple[Any, ...] | None = None
 ) -> TypeError:
-    """The error for arguments that a function does not have. For those of other libraries it says what to write
-    instead.
+    """The TypeError for unknown arguments. For an argument name of another library it names the equivalent of Saccade.
 
     Args:
-        advised_with: what `advised` was called with, of a method its module first.
+        advised_with: the positional arguments of the call of `advised`; for a method, the module is the first.
     """
     takes = inspect.signature(function).parameters
     module = advised_with[0] if advised_with and "self" in takes else None

@@ -1,1 +1,2 @@
-"""What every part may use and none is about: numbers as text, extras, whole files, seeds, the machine, the terminal."""
+"""Helpers for all parts: numbers as text, optional packages, atomic writes of files, seeds, the machine, the
+terminal."""

@@ -1,4 +1,4 @@
-"""What Python does not tell of the machine."""
+"""Information about the machine that Python's standard library lacks."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ def signed_cell(value: float, digits: int) -> str:
 
 
 def fixed(value: float, digits: int) -> str:
-    """So many decimals and no minus before 0; whole numbers stay whole with more than three, −∞ for what is hidden."""
+    """`value` with `digits` decimals and without a minus before 0. If `digits` is above 3, a whole number has no
+    decimals. The value of a hidden pair, -inf, becomes −∞."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "−∞" if value < 0 else "∞"
     if value and abs(value) >= 10**7:

@@ -23,8 +23,8 @@ def seeded(seed: int | None, devices: Sequence[int] | None = ()) -> Iterator[Non
 
 
 def set_seed(seed: int) -> None:
-    """`torch.manual_seed`. Without an accelerator PyTorch keeps the seed for one that may come, with a stack trace
-    each time, which costs a hundred times what seeding does."""
+    """`torch.manual_seed`, but fast without an accelerator: PyTorch would then store the seed for a later accelerator
+    with a stack trace, which takes a hundred times as long."""
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:

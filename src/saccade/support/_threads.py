@@ -1,4 +1,4 @@
-"""What each thread has of its own, and blocks (`with`) of threads that want something replaced meanwhile."""
+"""Values of each thread, and blocks (`with`) in which a thread replaces something."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class PerThread(threading.local, Generic[T]):
 
 
 class Entered(Generic[T]):
-    """The values of one thread's blocks, innermost last. A block that ends on another thread still finds its own."""
+    """The values of one thread's blocks, innermost last. A block that ends on another thread still removes its own
+    value."""
 
     values: tuple[T, ...] = ()
 

@@ -95,7 +95,7 @@ def test_what_is_no_pattern_is_refused(text):
 
 @looped("text", ["padding:0", "padding:2", "padding:x", "padding:nan"])
 def test_a_share_is_a_share(text):
-    with pytest.raises(ValueError, match="padding wants a share in"):
+    with pytest.raises(ValueError, match="padding must be a share in"):
         MaskPattern.parse(text)
 
 

@@ -199,7 +199,7 @@ def test_and_hide_none(logits: Callable[[Tensor, Tensor], Tensor]):
 
 
 def test_where_logits_are_more_than_a_product_nothing_is_said():
-    with pytest.raises(Inapplicable, match="no multiple of queries times keys"):
+    with pytest.raises(Inapplicable, match="logits are not proportional to q.k"):
         of_module(Variant(relative))
     with pytest.raises(Inapplicable, match="no product of queries and keys"):
         of_module(nn.Linear(E, E))

@@ -236,5 +236,5 @@ def _share(number: str, text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 < share <= 1:
-        raise ValueError(f"mask: padding wants a share in (0, 1] or half, got {text!r}")
+        raise ValueError(f"mask: padding must be a share in (0, 1] or half, got {text!r}")
     return share

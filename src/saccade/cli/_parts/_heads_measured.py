@@ -208,8 +208,8 @@ def explained(
     if not found.visible:
         raise UserError(
             f"--why {' '.join(words)}: the mask hides {found.labels[found.key]} (token {found.key}) from "
-            f"{found.labels[found.query]} (token {found.query}); expected the word that looks first and the one it "
-            "looks at second"
+            f"{found.labels[found.query]} (token {found.query}); give the attending word first, then the word that it "
+            "attends to"
         )
 
     def show(console: Console) -> None:

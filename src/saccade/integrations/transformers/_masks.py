@@ -73,7 +73,8 @@ def saccade_mask(
 
 @cache
 def _looks_up(kind: type) -> bool:
-    """Whether models with this kind of config look their attention function up, as far as transformers can tell."""
+    """Whether models with this class of config use transformers' attention registry, as far as transformers can
+    tell."""
     from transformers import PreTrainedModel
 
     file = sys.modules.get(kind.__module__.replace(".configuration_", ".modeling_"))

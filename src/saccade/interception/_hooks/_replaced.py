@@ -84,7 +84,8 @@ class _Replacement:
 
 
 def run_handlers(entered: Entered[AnyHandler], handlers: tuple[AnyHandler, ...], call: Any, bottom: Proceed) -> Any:
-    """Call the innermost handler; calls that it makes go to the handlers below it."""
+    """Call the last (innermost) handler. Its `proceed`, and the calls that it makes, go to the handlers outside of it;
+    `proceed` of the outermost handler is `bottom`."""
     before, below = entered.values, handlers[:-1]
     entered.values = below
     try:

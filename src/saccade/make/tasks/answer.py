@@ -253,8 +253,8 @@ class Answer(AnswerOptions, EncoderTask):
         return Baseline("always the most frequent answer", found)
 
     def details(self, outputs: Sequence[FoundAnswer], data: Sequence[Question]) -> Details:
-        """`wrong`: some questions with another answer; and of questions with and without answers their own scores,
-        where there are both."""
+        """`wrong` lists some questions with a wrong answer. If there are questions with and without an answer, `kinds`
+        has the scores of each kind."""
         pairs = list(zip(data, outputs, strict=True))
         wrong = [
             {"question": one.question, "expected": one.expected[0], "answer": _text(one, found)}

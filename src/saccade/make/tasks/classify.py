@@ -78,7 +78,8 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
         EncoderTask.__post_init__(self)
         if self.takes_several != bool(self.several):
             raise ValueError(
-                f"several: expected what stands between labels, such as ';', in a ClassifySeveral, got {self.several!r}"
+                "several: expected the separator of labels, such as ';', for ClassifySeveral, and None for Classify, "
+                f"got {self.several!r}"
             )
 
     def read(self, path: Path) -> list[TextExample]:
@@ -252,7 +253,7 @@ class Classify(ClassifyOptions, ClassTask, EncoderTask):
         pairs = list(zip(data, outputs, strict=True))[:PREDICTED]
         panels = present(panel for example, output in pairs for panel in self.words_of(model, example, output))
         if not panels:
-            raise ValueError(f"picture: {model.family.name} does not tell what its words add")
+            raise ValueError(f"picture: word contributions are not available for {model.family.name}")
         return words_picture(panels, kind)
 
     def words_of(self, model: Model, example: TextExample, output: np.ndarray) -> list[WordPanel | None]:

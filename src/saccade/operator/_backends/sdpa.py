@@ -39,7 +39,8 @@ def refuses(call: CheckedCall) -> str | None:
 
 
 def costs(call: CheckedCall) -> Costs:
-    """Beside the output: cleaned copies of what a mask or bias hides, and scores where it is not fused."""
+    """Costs besides the output: copies of the inputs if a mask or bias may hide NaN, and scores if SDPA is not
+    fused."""
     rows, size = call.length_q, call.query.element_size()
     half = isinstance(call.mask, Causal) and rows > 1
     hidden = scores = 0

@@ -1,4 +1,4 @@
-"""What masks are made of: checked numbers, and tensors that nobody else can edit."""
+"""The parts of masks: checked numbers, and copies of tensors that callers cannot modify."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def unwrapped(tensor: Tensor) -> Tensor:
 
 
 def of_vmap(tensor: Tensor) -> bool:
-    """Whether the tensor stands for one tensor for each of what torch.vmap runs over, and so has no values."""
+    """Whether torch.vmap batches the tensor: it represents one tensor for each mapped element, and its values cannot be
+    read."""
     return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 

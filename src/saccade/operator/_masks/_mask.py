@@ -177,7 +177,7 @@ class Mask(ABC):
     _memos: Mapping[str, tuple[Lengths, Hashable, Any]] = MappingProxyType({})
 
     def _reads(self) -> Hashable:
-        """The state that its answers depend on besides its value: tensors that a function captured. None: none."""
+        """State that the mask depends on besides its value: tensors that a function captured. None if there is none."""
         parts = tuple(part._reads() for part in self._children())
         return None if all(part is None for part in parts) else parts
 
@@ -344,7 +344,8 @@ class Mask(ABC):
         return self.region_kind(Region(rows, (rows[0] + offset, rows[1] + offset), keys, item, head))
 
     def check(self, B: int | None, Hq: int | None, Lq: int, Lk: int, device: torch.device | None) -> None:
-        """ValueError naming what does not fit these sizes; B, Hq and device are None where not known."""
+        """Raise a ValueError that names the part that does not fit these sizes. B, Hq and device are None if
+        unknown."""
         self._check_sizes(Lq, Lk)
         batch, heads = self._batch_and_heads()
         if B is not None and batch not in (1, B):
@@ -401,7 +402,8 @@ class Mask(ABC):
         return batch, heads
 
     def placement(self) -> Hashable:
-        """None: positions do not matter. "open": they are the problem's. Anything else: fixed by .at or .slice."""
+        """How the mask is placed. None: it does not depend on positions. "open": it uses the positions of the call. Any
+        other value: its position is fixed by `.at` or `.slice`."""
         from ._placement import shared
 
         return shared(self._children()) if self._children() else ("open" if self.positional else None)

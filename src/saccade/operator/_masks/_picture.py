@@ -214,7 +214,8 @@ def _sizes_of_tensors(mask: Mask) -> list[tuple[int, int]]:
 
 
 def _says_little(drawn: MaskPicture) -> bool:
-    """Whether nothing is seen, or all, or all that is no later than the query: a window whose size is not reached."""
+    """Whether the picture is uninformative: no pair is visible, every pair is, or exactly the pairs that are not later
+    than the query, as for a window larger than the picture."""
     if not drawn.cells.any():
         return True
     later = np.triu(np.ones_like(drawn.cells, dtype=bool), 1)

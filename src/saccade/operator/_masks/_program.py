@@ -49,7 +49,8 @@ class Opcode(IntEnum):
 
 
 class ProgramScope(NamedTuple):
-    """The rows and keys for which a mask writes its program, the offset of its rows, and the mask it is a part of.
+    """Context in which a mask is lowered to a program: its rows and keys, the offset of the rows, and the whole mask
+    that contains it.
 
     Row 0 and key 0 of the whole are row `rows[0]` and key `keys[0]` of the part.
     """
@@ -64,7 +65,8 @@ class ProgramScope(NamedTuple):
         return is_beyond(self.rows[0], self.keys[0])
 
     def undecided(self, rows: Span, keys: Span) -> bool:
-        """Whether what the part says about a rectangle matters: for `Causal() & part` not above the diagonal."""
+        """Whether this part can change the whole mask in a rectangle: for `Causal() & part`, it cannot above the
+        diagonal."""
         (top, bottom), (left, right) = self.rows, self.keys
         asked = (rows[0] - top, rows[1] - top), (keys[0] - left, keys[1] - left)
         return self.whole.kind(*asked, bottom - top, right - left) == "partial"

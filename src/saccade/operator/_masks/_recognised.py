@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(program: Program, tables: Sequence[Tensor]) -> tuple[int | None, int | None]:
-    """How many batch items and heads there are, by the axes of tables that they index; None where none says it."""
+    """Numbers of batch items and of heads, from the axes of the tables that they index; None if they index no table."""
     found: dict[str, int] = {}
     for node in (program.nodes[load] for load in program.loads):
         for axis, index in enumerate(node.args):
@@ -58,14 +58,14 @@ def recognised(
     batch: int | None = None,
     heads: int | None = None,
 ) -> Mask | None:
-    """The mask of a program's output 0, or None where no mask of Saccade says the same.
+    """The built-in mask that is equivalent to output 0 of the program, or None.
 
-    It says the same at positions and keys from 0 on; documents end where their ids end.
+    The mask is equivalent at positions and keys from 0 on; documents end where their ids end.
 
     Args:
         tables: of the program, on the CPU.
-        keys: how many keys there are. Without it, some masks of keys alone are not recognised.
-        batch, heads: how many items and heads the program tells apart; None: as many as its tables have.
+        keys: the number of keys. Without it, some masks that depend only on keys are not recognised.
+        batch, heads: numbers of items and heads between which the program differs; None: those of its tables.
     """
     if any(table.device.type != "cpu" for table in tables):
         return None
@@ -106,7 +106,7 @@ class _Reader:
         return self.mask(self.program.outputs[0])
 
     def mask(self, node: int) -> Mask | None:
-        """The mask that says what a bool node says."""
+        """The mask that is equivalent to a boolean node, or None."""
         if node not in self._known:
             try:
                 self._known[node] = self._mask(node)
@@ -184,7 +184,8 @@ class _Reader:
         return _Linear({node: 1}, 0)
 
     def _distance(self, op: str, form: _Linear) -> Mask | None:
-        """`factor * (k - q) + constant` compared with 0, or the same of its absolute value."""
+        """The mask that compares `factor * (k - q) + constant`, or an absolute value in place of the distance, with 0;
+        None if no built-in mask is equivalent."""
         absolute = self._only("abs", form)
         if absolute is not None:
             inner = self._linear(self.nodes[absolute].args[0])
@@ -319,7 +320,7 @@ class _Reader:
         return None
 
     def _like(self, key: int, query: int) -> bool:
-        """Whether two nodes are the same with k instead of q."""
+        """Whether node `key` is node `query` with k in place of q."""
         left, right = self.nodes[key], self.nodes[query]
         if left.op == "k":
             return right.op == "q"

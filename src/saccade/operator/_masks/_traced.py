@@ -134,7 +134,8 @@ class TracedMask(Mask):
         return bounds(self.traced, leaves, entries=ends, rounding=_ROUNDING)[self.traced.outputs[0]]
 
     def recognised(self, keys: int | None) -> Mask | None:
-        """The mask of Saccade that says the same for so many keys (None: any number), at positions from 0 on."""
+        """The built-in mask that is equivalent for `keys` keys (None: for any number) at positions from 0 on; None if
+        there is none."""
         from ._recognised import recognised
 
         if keys not in self._forms:

@@ -46,9 +46,10 @@ def keys_seen(mask: Mask | None, Lq: int, Lk: int, *, device: torch.device | str
 
 
 def empty_rows(mask: Mask, Lq: int, Lk: int) -> tuple[int, int]:
-    """How many rows see no key, and of how many, over the batch items and heads that the mask tells apart.
+    """The number of rows that see no key, and the number of all rows, over the batch items and heads for which the mask
+    differs.
 
-    (0, 0) where it would take long to count them.
+    (0, 0) if counting them would take long.
     """
     batch, heads = mask._batch_and_heads()
     rows = batch * heads * Lq

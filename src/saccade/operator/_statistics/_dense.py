@@ -83,7 +83,7 @@ def _softmax(call: CheckedCall, logits: Tensor, empty: Tensor, spoiled: Tensor) 
 
 
 def _top(logits: Tensor, p: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest weights and their keys, of equal ones the first; 0 and -1 if there are fewer."""
+    """The `count` largest weights and their keys. In a tie the first key is taken; missing entries are 0 and -1."""
     order = torch.sort(logits, dim=-1, descending=True, stable=True)
     at, known = order.indices[..., :count], order.values[..., :count] != -torch.inf
     weights, keys = torch.where(known, p.gather(-1, at), 0.0), torch.where(known, at, -1)

@@ -13,7 +13,8 @@ OCTAVES = 32
 
 
 def even_edges(low: Tensor, high: Tensor) -> Tensor:
-    """(H, BINS + 1) from the least entry to the greatest; around a single one, and 0 to 1 around none."""
+    """Evenly spaced bin edges (H, BINS + 1) from the smallest to the largest entry of each head. A head with one
+    distinct entry has edges around it; a head without entries has edges from 0 to 1."""
     none = low > high
     low, high = torch.where(none, 0.0, low), torch.where(none, 1.0, high)
     alone = torch.isinf(_bins_per_unit(low, high))  # the same number, or numbers that no bin could lie between

@@ -22,9 +22,7 @@ def standing(call: CheckedCall) -> Placement:
     if found is not None:
         return found
     if bias is None:
-        raise ValueError(
-            "mask: a slice that does not say where its queries stand; give mask.slice(..., lengths=(Lq, Lk))"
-        )
+        raise ValueError("mask: a slice without the positions of its queries; pass mask.slice(..., lengths=(Lq, Lk))")
     return bias
 
 

@@ -146,7 +146,8 @@ class _RowSums:
         self.bad = self.bad + count
 
     def _rank(self, logits: Tensor, keys: Span) -> None:
-        """Merge the tile's greatest into those so far; these come first, so that of equals the first key stays."""
+        """Merge the largest logits of the tile into the largest so far. The earlier logits come first, so that a tie
+        keeps the first key."""
         entries = torch.cat([self.top, logits], -1)
         at = torch.cat([self.top_at, keys.index.expand(logits.shape)], -1)
         order = _greatest(entries, self.top.shape[-1])

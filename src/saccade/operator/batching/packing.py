@@ -78,8 +78,8 @@ class Packed:
                 [*(name for name, kind in mask_classes().items() if kind.by_distance), PerHead.__name__]
             )
             raise ValueError(
-                f"mask: {mask!r} asks for more than distances, and tokens in a packed row stand elsewhere than in "
-                f"their sequences; use {allowed} and their combinations, or pad"
+                f"mask: {mask!r} depends on more than distances, and packing changes the positions of tokens; use "
+                f"{allowed} and their combinations, or pad"
             )
         return mask & self.documents
 

@@ -102,7 +102,7 @@ def _holds(module: nn.Module, name: str) -> bool:
 
 @torch.no_grad()
 def _replacements(slices: Sequence[WeightSlice]) -> Iterator[_CutTensor]:
-    """A smaller tensor for each that is cut, once where several modules hold it."""
+    """Yield one smaller tensor for each tensor that is cut. A tensor that several modules share is yielded once."""
     seen: dict[int, WeightSlice] = {}
     for one in slices:
         old = getattr(one.module, one.name)
@@ -155,7 +155,8 @@ def _states(optimizer: torch.optim.Optimizer, made: Sequence[_CutTensor]) -> dic
 
 
 def _cut_state(name: str, value: Any, replacement: _CutTensor) -> Any:
-    """A moment has the parameter's shape, a factored one (Adafactor) 1 along one axis, a count of steps no axis."""
+    """Cut one entry of an optimizer's state like its parameter. A moment has the parameter's shape, a factored moment
+    (Adafactor) has size 1 along one axis, and a step count is a scalar."""
     if isinstance(value, (list, tuple, dict)):
         raise ValueError(f"optimizer: its state {name!r} is a {type(value).__name__}, which cannot be cut by heads")
     if not isinstance(value, Tensor) or value.numel() == 1:

@@ -205,7 +205,7 @@ def _mechanism(module: Mechanism, kept: Sequence[int], groups: Sequence[int]) ->
     cut = _MECHANISMS.get(type(module))
     if cut is None:
         raise ValueError(
-            f"the mechanism {type(module).__name__} draws random numbers for all heads together, so that those left "
-            "would read by others"
+            f"the mechanism {type(module).__name__} draws random numbers for all heads together, so removing some "
+            "heads would change the others"
         )
     return cut(module, kept, groups)

@@ -51,4 +51,6 @@ def refuse_with_nested(**given: object) -> None:
     """ValueError for arguments that a nested batch does not take."""
     for name, value in given.items():
         if value is not None:
-            raise ValueError(f"{name}: not with a nested batch, which knows its own lengths; pad it instead")
+            raise ValueError(
+                f"{name}: not supported with a nested batch, which has its own lengths; pad the batch instead"
+            )

@@ -1,7 +1,8 @@
-"""What a copy of weights between PyTorch's modules and Saccade's would get wrong, named by its path.
+"""Checks for what a copy of weights between PyTorch's modules and Saccade's would lose; an error names the submodule by
+its path.
 
 A converted module must compute the same. So every part has to be exactly of the class that is converted (a subclass
-may compute something else), and nothing may hang on it that the copy would drop.
+may compute something else), and may have no hooks or other state that the copy would drop.
 """
 
 from __future__ import annotations

@@ -208,7 +208,9 @@ class MultiHeadAttention(nn.Module):
         positions = self.positions if positions is None else positions
         if context is None and isinstance(cache, RecurrentLayer):
             if observe is not None:
-                raise ValueError("observe: a state holds no keys and values that could be shown; use no cache")
+                raise ValueError(
+                    "observe: not supported with a recurrent state, which has no keys and values; use no cache"
+                )
             return self._projected_out(self._attend_state(x, mask, bias, padding, offset, cache, positions), x)
         place = None
         if context is None:
@@ -279,7 +281,9 @@ class MultiHeadAttention(nn.Module):
         if cache.mechanism is not self.mechanism:
             raise ValueError("cache: it is another module's; a RecurrentLayer serves the module that made it (cache())")
         if bias is not None or not isinstance(positions, Rotary | None):
-            raise ValueError("bias: a state holds no pairs that one could be added to")
+            raise ValueError(
+                "bias: not supported with a recurrent state, which has no scores to add it to; use no cache"
+            )
         query, key, value = self._projected(x)
         if isinstance(positions, Rotary):
             offset = cache.offset(x.shape[1], padding) if offset is None else offset
@@ -331,8 +335,8 @@ class MultiHeadAttention(nn.Module):
         cache: LayerCache | ContextLayer | None,
         positions: nn.Module | None,
     ) -> tuple[Tensor, CachedInputs, AlignedItems | None]:
-        """Self-attention: queries (B, Hq, Lq, D), what they see (these tokens and those in the cache), and where they
-        stand, if a mechanism that does not support placed masks needs it."""
+        """The inputs of self-attention: queries (B, Hq, Lq, D), the keys and values of these and of the cached tokens,
+        and the positions of the queries, if a mechanism that does not support placed masks needs them."""
         if cache is not None:
             if not isinstance(cache, LayerCache):
                 hint = " (give cache[layer])" if isinstance(cache, KVCache) else ""
@@ -472,7 +476,8 @@ def _heads(features: Tensor, width: int) -> Tensor:
 
 
 def _of_heads(bias: Tensor | Bias | None, left: HeadsLeft) -> Tensor | Bias | None:
-    """The part of a bias for all heads, or of a `Score`, that belongs to the remaining ones; others unchanged."""
+    """The bias of the remaining heads, from a bias with all heads or a `Score`. A bias that all heads share is returned
+    unchanged."""
     held = as_bias(bias)
     ours = held is not None and (isinstance(held, Score) or held.heads == left.original_heads)
     return held._of_heads(left.numbers) if held is not None and ours else bias

@@ -164,11 +164,14 @@ class AttentionConfig:
         if self.positions is not None and not isinstance(self.positions, PositionsConfig):
             raise TypeError(
                 "positions: expected RotaryConfig, AlibiConfig, T5Config or None, got "
-                f"{type(self.positions).__name__} (what is added to the embedding stands outside of attention)"
+                f"{type(self.positions).__name__}; positions that are added to the embedding are not set here"
             )
         turned = isinstance(self.positions, RotaryConfig) and self.positions.turned is None
         if turned and self.shape.head % 2:
-            raise ValueError(f"positions: rotary positions turn pairs, but heads are {self.shape.head} wide")
+            raise ValueError(
+                "positions: rotary positions rotate pairs of features, so the head width must be even, got "
+                f"{self.shape.head}"
+            )
         for name in ("scale", "softcap"):
             value = getattr(self, name)
             if value is not None:
@@ -349,10 +352,8 @@ def check_cross(config: AttentionConfig, argument: str = "context") -> None:
     """ValueError if the mechanism does not support cross-attention."""
     mechanism = config.mechanism
     if mechanism is not None and mechanism.traits.cross is not True:
-        raise ValueError(
-            f"{argument}: the mechanism {mechanism.name!r} reads no other sequence than the one that asks, "
-            f"{reason(mechanism.traits.cross)}"
-        )
+        why = f", {reason(mechanism.traits.cross)}" if mechanism.traits.cross else ""
+        raise ValueError(f"{argument}: the mechanism {mechanism.name!r} supports only self-attention{why}")
 
 
 def check_causal(config: AttentionConfig) -> None:

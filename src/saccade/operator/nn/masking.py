@@ -71,7 +71,8 @@ def without_cache(
 
 
 def first_position(padding: Padding) -> Offset:
-    """Position of row 0 where each item's first token stands at 0: 0, or (B,) int64 where one is padded on the left."""
+    """Position of row 0 if the first token of each item has position 0: 0, or (B,) int64 if an item is padded on the
+    left."""
     if not _on_the_left(padding):
         return 0
     first = padding.keys.table.host.argmax(1)  # of an item without tokens 0, and nothing reads it
@@ -104,8 +105,8 @@ def refuse_rows(mask: Mask | None) -> None:
     if mask is None or (mask.placement() is None and all(factor.by_key for factor in _factors(mask))):
         return
     raise ValueError(
-        "context_mask: with a cache only what is real of the context can be said (Padding), since the rows of a call "
-        f"are not those of the whole target; got {mask!r}"
+        "context_mask: with a cache, only a mask of the context's tokens (Padding) is supported, since a call has only "
+        f"some rows of the target; got {mask!r}"
     )
 
 

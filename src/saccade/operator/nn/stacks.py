@@ -77,7 +77,7 @@ class Stack(nn.Module):
             divide_writers([writer for block in blocks for writer in block.writers()])
 
     def positions_of(self, layer: int) -> nn.Module | None:
-        """The module of a layer's positions, shared with those that agree; None if it has none."""
+        """The positions module of a layer, or None. Layers with equal positions share one module."""
         return self._positions_of(self.blocks[layer])
 
     def _positions_of(self, block: nn.Module) -> nn.Module | None:
@@ -344,7 +344,10 @@ def undone_by_errors(cache: KVCache | None) -> Iterator[None]:
     held = {lengths.tobytes() for lengths in before}
     if len(held) > 1:
         told = ", ".join(str(lengths.tolist() if lengths.size > 1 else int(lengths[0])) for lengths in before)
-        raise ValueError(f"cache: its layers hold {told} tokens, so they are not of the same calls; reset() it")
+        raise ValueError(
+            f"cache: its layers have different numbers of tokens, {told}, since an earlier call failed or used only "
+            "some layers; call reset()"
+        )
     try:
         yield
     except BaseException:  # Ctrl-C as well
@@ -386,7 +389,8 @@ def _alike(config: BlockConfig) -> dict[str, object]:
 
 
 def _scheme(config: BlockConfig) -> tuple[PositionsConfig, int, int] | None:
-    """The arguments of a module of positions: layers with equal ones share it. Rotary ones fit any number of heads."""
+    """The arguments of a layer's positions module; layers with equal arguments share one module. A rotary module fits
+    any number of heads."""
     attention = config.attention
     heads = 1 if isinstance(attention.positions, RotaryConfig) else attention.heads
     return None if attention.positions is None else (attention.positions, heads, attention.shape.head)

@@ -269,7 +269,7 @@ class _ChunkPlan(NamedTuple):
 
 
 class _Scales(NamedTuple):
-    """How much of each other's units chunks, rows and keys are; None: all is in one unit."""
+    """Factors that convert between the units of chunks, rows and keys; None if all have one unit."""
 
     pairs: Tensor | None  # (N, n, 1, C, C): of key j in row i's
     rows: Tensor | None  # (N, n, G C, 1): of the state's before the chunk in row i's

@@ -1,4 +1,5 @@
-"""What a mask says to a mechanism that never forms pairs: which tokens are real, and whether time has a direction.
+"""Reads from a mask what a mechanism without a score matrix can use: which tokens are real, and whether attention is
+causal.
 
 Shape legend: B batch, Lq / Lk numbers of queries and keys.
 """

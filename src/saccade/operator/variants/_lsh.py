@@ -24,7 +24,8 @@ _MORE = 64  # times as many elsewhere
 
 
 def factors(buckets: int) -> tuple[int, ...]:
-    """Even numbers whose product is `buckets`, or where those are many, the next such product of two like numbers.
+    """`buckets` as one factor, or if there are many, as two even factors of similar size whose product is `buckets` or
+    the next larger one.
 
     Hashing n buckets costs n D / 2 a token, in two factors about 2 sqrt(n) D / 2 (Kitaev et al. 2020, as their code
     has it).
@@ -179,7 +180,8 @@ class _Layout:
         return chunks.flatten(0, 1).index_select(0, self.inverse).view(*like.shape[:2], -1)
 
     def spread(self, total: Tensor, slab: slice, part: Tensor) -> None:
-        """Add (S, w, n), of what the chunks of a slab read, to chunks (back + C, t, n)."""
+        """Add `part` (S, w, n), computed for the rows that each chunk of a slab reads, to the chunks of `total` (back +
+        C, t, n)."""
         for i in range(self.back + 1):
             total[slab.start + i : slab.stop + i] += part[:, i * self.rows : (i + 1) * self.rows]
 
@@ -270,7 +272,8 @@ class ChunkedAttention(torch.autograd.Function):
 
 
 def _least(dtype: torch.dtype) -> float:
-    """Exponent of a weight that is as good as 0: of what exp makes a denormal it takes a hundred times as long."""
+    """The exponent below which a weight counts as 0. Below it exp returns denormals, which take a hundred times as
+    long."""
     return -700.0 if dtype == torch.float64 else -80.0
 
 

@@ -108,7 +108,8 @@ class Mechanism(nn.Module, ABC):
 
     @property
     def summed_block(self) -> int | None:
-        """Tokens in a block whose sum of keys a cache keeps and hands over as the option `sums`; None: no sums."""
+        """Number of tokens in a block. A cache keeps the sum of the keys of each block, and passes the sums as the
+        option `sums`. None if the mechanism needs no sums."""
         return None
 
     @abstractmethod

@@ -38,7 +38,7 @@ def parse_from(text: str, mechanisms: Sequence[type[MechanismConfig]], length: i
         if field not in fields or not equals:
             raise ValueError(f"mechanism: {name} takes {_forms(list(fields))}; got {part!r}")
         if field in said:
-            raise ValueError(f"mechanism: {text}: {field} is said twice")
+            raise ValueError(f"mechanism: {text}: {field} is given twice")
         said[field] = _value(value)
     try:
         return kind(**{**given, **said})

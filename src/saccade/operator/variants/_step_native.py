@@ -81,7 +81,8 @@ def quick_step(
 
 
 def _location(state: Any, shape: tuple[int, int, int, int]) -> tuple[tuple[int, int], tuple[int, ...]] | None:
-    """Addresses and strides of a state of this shape, 0 of none; None if it has a graph or cannot be read."""
+    """The addresses and strides of a state of this shape (addresses 0 if there is no state); None if the state needs a
+    gradient or cannot be read."""
     if state is None:
         return (0, 0), _NOTHING
     if type(state) is not LinearState:

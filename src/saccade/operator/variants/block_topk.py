@@ -277,9 +277,10 @@ def _read_by_one(
 
 
 def _largest(scores: Tensor, open_: Tensor, count: int) -> Tensor:
-    """Places of the `count` largest scores among those open, (..., count), of equal ones the first; -1 for none.
+    """Indices (..., count) of the `count` largest scores among the open ones. In a tie the first index is taken; a
+    missing entry is -1.
 
-    `torch.topk` promises nothing about ties, `torch.max` does. Overwrites the scores.
+    `torch.max` returns the first index of a tie; `torch.topk` does not guarantee it. Overwrites the scores.
     """
     lowest = torch.finfo(scores.dtype).min
     scores = scores.clamp_(min=lowest).masked_fill_(~open_, -torch.inf)

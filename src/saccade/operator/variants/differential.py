@@ -108,8 +108,8 @@ def differential_attention(
 
 
 def _tamed(rows: Tensor) -> Tensor:
-    """Rows that are to be normalised, none larger than 1e15: squares of 1e20 leave the range of float32, and the row
-    would become 0. `EPS` is negligible for such rows, and so is their size."""
+    """Rows to be normalised, scaled down to at most 1e15: the square of 1e20 overflows float32, and the row would
+    become 0. Normalisation removes the factor, and `EPS` is negligible for such rows."""
     if 0 in rows.shape:
         return rows
     return rows / rows.detach().abs().amax(-1, keepdim=True).div(1e15).clamp(min=1.0)

@@ -192,7 +192,7 @@ def _features(
 
 
 def _read_ahead(queries: Tensor, keys: Tensor, values: Tensor, *, normalise: bool) -> Tensor:
-    """Causally, bottom-right: the last queries stand at the last keys."""
+    """Causal attention with other numbers of queries than keys: the last query has the position of the last key."""
     ahead = keys.shape[2] - queries.shape[2]
     if ahead < 0:
         early = queries.new_zeros(*queries.shape[:2], -ahead, values.shape[-1])

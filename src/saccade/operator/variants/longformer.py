@@ -173,8 +173,8 @@ class LongformerAttention(Mechanism):
             return attention(query, key, value, pattern, **options)
         if Lq != Lk:
             raise ValueError(
-                f"global_tokens: a global token is among the {Lq} new ones, which needs its own keys of all {Lk}: the "
-                "first call of a cache must hold all global tokens"
+                f"global_tokens: a global token is among the {Lq} new tokens, and needs projections of all {Lk}; pass "
+                "all global tokens in the first call of a cache"
             )
         ordinary = attention(query, key, value, _both(pattern, _rows(~rows, Lk)), **options)
         read = self._projected(tokens if said.real is None else tokens.masked_fill(~said.real[..., None], 0.0), rows)

@@ -165,7 +165,8 @@ def _landmarks(tokens: Tensor, kept: Tensor | None, most: int) -> Landmarks:
 
 
 def _edges(number: Tensor, count: int) -> Tensor:
-    """Starts of segments and the end of the last, (B|1, count + 1); those beyond the `number` (B|1, 1) are empty.
+    """Start of each of `count` segments and the end of the last, (B|1, count + 1). If the `number` (B|1, 1) of tokens
+    is smaller than `count`, the segments after the first `number` are empty.
 
     Of n tokens in m segments, token t is in segment floor(t m / n): sizes differ by at most one.
     """

@@ -216,7 +216,8 @@ class _Estimate:
         return out if given.poison is None else given.tainted(out, given.poison[1].sum(-1, keepdim=True))
 
     def causally(self, given: _WideInputs, state: PerformerState | None = None) -> tuple[Tensor, PerformerState]:
-        """Queries, which stand bottom-right, read real keys up to their own place, and the state."""
+        """Causal attention with a state: the queries are the last rows, and read the real keys up to their own
+        position, and the state."""
         query = _grouped(given.query, given.key.shape[1])
         half = half_square(given.key.detach())
         if self.kind == "trigonometric":

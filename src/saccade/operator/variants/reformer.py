@@ -154,7 +154,8 @@ def _guarded(query: Tensor, key: Tensor, value: Tensor, tokens: _TokenFacts) -> 
 
 
 def _read(query: Tensor, key: Tensor, value: Tensor, tokens: _TokenFacts) -> Tensor:
-    """The attention itself, (B, H, Lq, Dv); queries are the last ones, and those before the first token see nothing."""
+    """The attention, (B, H, Lq, Dv). The queries are the last tokens; queries before the first token see nothing and
+    give 0."""
     missing = key.shape[2] - query.shape[2]
     if 0 in key.shape or 0 in query.shape:
         return value.new_zeros(*query.shape[:3], value.shape[3]) + 0.0 * (query.sum() + value.sum())

@@ -80,7 +80,8 @@ class PublishedModel(TextModel):
 
 
 def _special(tokenizer: Any) -> frozenset[int]:
-    """All special tokens; the one for unknown words stands for a word, and counts only if it has another role, too."""
+    """Ids of the special tokens. The token for unknown words stands for a word, and is included only if it has another
+    role as well."""
     unknown = {tokenizer.named.get("unk")} - {tokenizer.named.get(role) for role in ("bos", "eos", "cls", "sep")}
     return tokenizer.special - unknown
 

@@ -90,7 +90,8 @@ def occurrences(attention: AttentionMap) -> np.ndarray:
 
 
 def followers(attention: AttentionMap, others: np.ndarray) -> np.ndarray:
-    """(W, W): whether key k is the word after one of the ``others`` of q, and neither q itself nor a special token."""
+    """(W, W) bool: whether key k is visible, follows a word that ``others`` marks for q, and is neither q nor a special
+    token."""
     out = np.zeros_like(others)
     out[:, 1:] = others[:, :-1]
     out[:, [word.special for word in attention.words]] = False

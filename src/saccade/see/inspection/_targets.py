@@ -146,7 +146,7 @@ def token_labels(words: Sequence[Word], pieces: Sequence[str]) -> tuple[str, ...
 
 
 def token_names(words: Sequence[Word], pieces: Sequence[str]) -> tuple[str, ...]:
-    """The name of each token in sentences: 'owl', and 'o' in 'owl' for a token of a word of several tokens.
+    """Names of the tokens for sentences: the word in quotes if it is a single token, otherwise the token and its word.
 
     Example:
         >>> from saccade.inspection import Word, token_names

@@ -34,7 +34,7 @@ Compute = Callable[[AttentionCall], Tensor]
 
 
 class EditsOfCall:
-    """The edits of one call, by stage, each with its place in the call as its own block counts rows."""
+    """The edits of one call, by stage. Each edit has its place in the call, in the row numbers of its own block."""
 
     def __init__(self, blocks: tuple[BlockEdits, ...]) -> None:
         self._blocks, self._source = blocks, blocks[0].site.source
@@ -97,12 +97,14 @@ class EditsOfCall:
         return parts
 
     def _heads_by_function(self, call: AttentionCall) -> Tensor | None:
-        """(B or 1, Hq, 1, 1) bool: heads with some weights from a function; None: none."""
+        """(B or 1, Hq, 1, 1) bool: heads of which an edit computes some weights by a function; None if there are
+        none."""
         covered = [edit.choice.covered(call) for edit, _ in self._edits if edit._by_function]
         return functools.reduce(torch.logical_or, covered) if covered else None
 
     def _tiled(self, call: AttentionCall, unused: Tensor | None) -> Tensor | None:
-        """(B or 1, Hq, 1, 1) bool: heads whose weights are computed for a function, and used; None: none."""
+        """(B or 1, Hq, 1, 1) bool: heads whose weights must be computed for a function, and are used; None if there are
+        none."""
         heads = self._heads_by_function(call)
         if heads is not None and unused is not None:
             heads = heads & ~unused

@@ -118,7 +118,7 @@ class Edit(ABC):
         return weights
 
     def _replaced(self, call: AttentionCall, place: CallPlace) -> Tensor | None:
-        """(B or 1, Hq, 1, 1) bool: where `output` ignores the computed output; None: nowhere."""
+        """(B or 1, Hq, 1, 1) bool: heads whose computed output is discarded by `output`; None if there are none."""
         return None
 
     def _output(self, out: Tensor, call: AttentionCall, place: CallPlace) -> Tensor:

@@ -267,7 +267,7 @@ class EditBias(HeadEdit):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.bias, (Bias, Tensor)) or isinstance(self.bias, (Score, ModifiedScores)):
-            hint = "; a Score changes scores and adds none" if isinstance(self.bias, Bias) else ""
+            hint = "; a Score modifies scores instead of adding to them" if isinstance(self.bias, Bias) else ""
             raise TypeError(f"bias must be a tensor, ALiBi or RelativeBias, got {describe(self.bias)}{hint}")
         if isinstance(self.bias, Tensor) and not self.bias.is_floating_point():
             raise TypeError(

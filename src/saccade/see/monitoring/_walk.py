@@ -131,7 +131,8 @@ class ModuleWalk:
 
     @contextmanager
     def repeat(self, place: WalkPlace) -> Iterator[None]:
-        """Follow what a backward pass repeats, from `place` on. Nothing is counted."""
+        """Follow the forward pass that a backward pass repeats (checkpointing), from `place` on, without counting its
+        calls."""
         before = dict(vars(self))
         installed = bool(self._undo)
         if not installed:

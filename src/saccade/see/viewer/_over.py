@@ -25,7 +25,10 @@ def check_patches(patches: tuple[int, int] | None, count: int) -> tuple[int, int
         return side, side
     rows, columns = patches
     if rows * columns != count:
-        raise ValueError(f"patches: {rows} x {columns} are {rows * columns}, and {count} keys are left; see skip=")
+        raise ValueError(
+            f"patches: expected {count}, one for each key that is not skipped (skip=), got {rows} x {columns} = "
+            f"{rows * columns}"
+        )
     return rows, columns
 
 

@@ -174,7 +174,7 @@ def _hides_nothing(subject: Subject, length: int) -> bool:
 
 
 def _between_inside(subject: Subject) -> list[Finding]:
-    """Findings about heads of which only some are causal, or about scores that a mask fails to hide."""
+    """Findings about targets of which only some heads are causal, and about masks that do not hide scores."""
     length = max(_lengths(subject, _SHORT))
     inputs = one_sequence(subject, _BATCH, length)
     for attention in self_attentions(subject, inputs):

@@ -188,8 +188,8 @@ def _cut_off(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Find
 
 
 def _zero_elsewhere(point: _DerivativePoint, name: str, still: Tensor) -> Tensor | None:
-    """Elements of a parameter whose gradient is zero for many other inputs, too: a relu's unit that is off at a few
-    positions is not cut off. None if there are none."""
+    """Elements of a parameter whose gradient is zero for many other inputs as well: a relu unit that is off at a few
+    positions is not reported. None if there are few such elements."""
     if bool(still.all()) or name.startswith("input "):
         return still
     length = min(7, point.subject.reading.max_length or 7)
@@ -264,9 +264,9 @@ def _wrong_values(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator
 def _measured(
     point: _DerivativePoint, name: str, direction: Tensor, value: float, scale: float, noise: float
 ) -> float | None:
-    """The central difference, if it is not `value`, the backward pass's. A kink between the two points (relu) is no
-    wrong gradient: a smaller step does not see it. Nor is curvature, where rounding allows large steps alone, nor a
-    jump (a router that chooses another expert, rounding): there each step gives another difference."""
+    """The central difference, if it differs from `value`, the gradient of the backward pass; otherwise None. None also
+    for a kink between the two points (relu), which a smaller step avoids, and for curvature or jumps (a router that
+    chooses another expert, rounding), where each step gives another difference."""
     true, last = None, 0.0
     for step in STEPS:
         difference = _difference(point, point.tensors[name], direction, step)

@@ -83,11 +83,11 @@ def _wrong_rotations(subject: Subject) -> Iterator[Finding]:
 
 
 def _wrong_products(subject: Subject) -> Iterator[Finding]:
-    """Rotations after which the product of a query and a key is no function of their distance (Su et al. 2021,
-    RoFormer, equation 11): cosines and sines that belong to other pairs of features, or keys that turn the other way.
+    """Findings about rotations after which q·k does not depend on the distance only (Su et al. 2021, RoFormer, equation
+    11): cosines and sines of other pairs of features, or keys that rotate in the opposite direction.
 
-    All inputs are the same one. Where the values are then the same too, positions are in the rotations alone, and the
-    products must be the same along each diagonal; of queries of unit length, where each has a temperature of its own.
+    All inputs are the same token. If the values are then equal too, only the rotations depend on positions, and the
+    products must be equal along each diagonal. Queries are also tried at unit length, for a temperature per query.
     """
     if subject.form == "cross":
         return

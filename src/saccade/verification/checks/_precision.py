@@ -181,8 +181,8 @@ def _rounds_inside(subject: Subject) -> Iterator[Finding]:
 
 
 def jumps_of(subject: Subject) -> tuple[dict[str, Any], Location | None] | None:
-    """The numbers and the line if float64 outputs move in jumps; otherwise None. Many keys are needed: each weight
-    jumps where it passes a number of half precision, and few do."""
+    """The size and the source line of jumps if the float64 outputs change in steps; otherwise None. Many keys are
+    needed: a weight jumps only where it crosses a number of half precision, and few weights do."""
     if subject.form == "tokens":
         return None
     try:

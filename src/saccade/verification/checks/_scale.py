@@ -82,7 +82,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     elif not any(factor.known for factor in factors):
         moving = next((factor for factor in factors if factor.by_query is not None), None)
         if moving is None:
-            raise Unmeasured("its logits are no multiple of queries times keys, so they have no one factor")
+            raise Unmeasured("its logits are not proportional to q.k, so they have no single scale")
         yield _varying(moving)
 
 

@@ -94,8 +94,9 @@ def _by_sides(subject: Subject, inputs: NamedInputs) -> ScaleIndifference | None
 def _is_unchanged(
     subject: Subject, inputs: NamedInputs, other: NamedInputs, traced: TracedAttention, side: Side
 ) -> bool:
-    """Whether other queries or keys leave the weights as they were, bit for bit. Of (x, context) it may be a part of
-    the target that is not seen which takes the side: x must change nothing, and the values must be the context's."""
+    """Whether the traced weights are bit-identical after queries or keys are replaced. With inputs (x, context), a part
+    of the target that is not traced may use them: another x must not change the output, and another context must change
+    the values."""
     again = _attentions(subject, other)
     if len(again) != 1 or not _same(again[0].weights, traced.weights):
         return False

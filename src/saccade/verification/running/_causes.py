@@ -126,9 +126,9 @@ def _causes(checks: Sequence[Check], findings: Sequence[Finding]) -> dict[str, t
 
 
 def _follows(finding: Finding, findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Whether one finding explains another: weights that ignore queries and keys leave their projections unused; a mask
-    that hides everything does, too, and filled with -inf it leaves nothing finite. A misread mask explains only
-    findings of calls with that mask."""
+    """Names of the checks whose findings explain this finding. Weights that ignore queries and keys leave the
+    projections unused; so does a mask that hides everything, and if it is filled with -inf, no output is finite. A
+    misread mask explains only findings of calls with that mask."""
     unused = finding.family == "mixing" and "channels" in finding.evidence
     masked = "mask" in str(finding.evidence.get("call", "")) and finding.family not in _MASKS
     nothing = finding.evidence.get("finite") == 0 or finding.evidence.get("mixes") is False

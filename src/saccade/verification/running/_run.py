@@ -90,8 +90,8 @@ _ONCE = ("mask-meaning", "padding", "cache", "model", "compile", "weights")
 
 
 def _of_others(check: Check, findings: Sequence[Finding], others: Sequence[CallVariant]) -> list[Finding]:
-    """Errors of the first other call that has errors, if the plain call has none. For a flag of unknown purpose they
-    become warnings: it may switch off on purpose what a check requires."""
+    """Errors of the first additional call that has errors, if the plain call has none. If the purpose of a flag is
+    unknown, they become warnings: the flag may disable on purpose what a check requires."""
     if any(finding.severity == "error" for finding in findings):
         return []
     for other in others:

@@ -106,7 +106,8 @@ def arguments_of(reading: Reading, given: CallRequest) -> tuple[tuple[Any, ...],
 
 
 def _masks(reading: Reading, given: CallRequest) -> list[tuple[str | int, Tensor]]:
-    """The mask arguments of one call. What one argument cannot say is put into another, padding into pairs last."""
+    """The mask arguments of one call. If one argument cannot express a mask, another argument does; padding is added to
+    a mask by pair only if no mask by key fits."""
     pairs = None if given.pairs is None else _four(given.pairs)
     by_pair = None if pairs is None else _first_that_says(reading.masks, pairs)
     made: dict[str | int, Tensor] = {}

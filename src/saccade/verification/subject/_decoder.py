@@ -27,10 +27,10 @@ class CachedDecoder:
     def __init__(self, subject: Subject) -> None:
         """
         Raises:
-            Inapplicable: the target has no cache that is known, or no batch axis.
+            Inapplicable: no cache of the target was found, or the target has no batch axis.
         """
         if subject.reading.cache is None:
-            raise Inapplicable("it has no cache that is known")
+            raise Inapplicable("no cache of the target was found")
         if "B" not in subject.reading.layout:
             raise Inapplicable("it takes no batch")
         self._subject, self._cache = subject, subject.reading.cache
@@ -135,13 +135,15 @@ def picked_state(returned: Any, where: int | str | tuple[int, ...] | None) -> An
         UnreadableResult: the result has no such place.
     """
     if where is None:
-        raise UnreadableResult("what it keeps is not among what it returns", None)
+        raise UnreadableResult("the state that the target keeps is not in its return value", None)
     if isinstance(where, tuple):
         return tuple(picked_state(returned, place) for place in where)
     try:
         return picked(returned, where)
     except UnreadableResult as error:
-        raise UnreadableResult(f"what it keeps is not among what it returns: {error.__cause__}", None) from error
+        raise UnreadableResult(
+            f"the state that the target keeps is not in its return value: {error.__cause__}", None
+        ) from error
 
 
 def in_pieces(decoder: CachedDecoder, inputs: NamedInputs, sizes: Sequence[int]) -> Tensor:

@@ -1,6 +1,6 @@
-"""What families of models promise of their scale, by their configuration: the width of the head alone does not say it.
+"""The scale of attention of model families, from their configuration: the head width does not determine it.
 
-Sources: the papers, and where a family came without one its configuration's documentation in transformers.
+Sources: the papers; for a family without a paper, the documentation of its configuration in transformers.
 """
 
 from __future__ import annotations

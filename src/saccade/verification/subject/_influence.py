@@ -50,7 +50,8 @@ class SteadySubject:
 
 
 def exactly(subject: Subject, compute: Callable[[Subject], Tensor]) -> Tensor | None:
-    """`compute` of the target in float64; None if it is in float64 already, raises, or rounds to less inside."""
+    """The result of `compute` for the target in float64; None if the target is in float64 already, raises an error, or
+    rounds to fewer bits inside."""
     if subject.dtype == torch.float64:
         return None
     rounding = WatchedOperations(_rounds)
@@ -110,9 +111,9 @@ def moved(called: SteadySubject, inputs: NamedInputs, other: NamedInputs, before
 
 
 def small_as_zero(sizes: Tensor, exact: Tensor | None, largest: float, dtype: torch.dtype, keys: int) -> Tensor:
-    """Changes of numbers up to `largest`, 0 where it is their rounding: where of the same change in float64,
-    `exact`, less than half is left, and no more than the dtype resolves. Without one: where they are below the rounding
-    of two sums over the keys, numerator and denominator, in two calls."""
+    """`sizes`, the changes of numbers up to `largest`, with rounding replaced by 0. With `exact`, the same changes in
+    float64: a change is rounding if less than half of it remains there, and no more than the dtype resolves. Without
+    `exact`: if it is below the rounding of two sums over the keys, numerator and denominator, in two calls."""
     eps = torch.finfo(dtype).eps
     if exact is None:
         rounded = sizes <= 4 * keys * eps * largest
@@ -178,8 +179,8 @@ def own_dependence(subject: Subject) -> Tensor:
 
 
 def dependence(subject: Subject, length: int, batch: int = 2) -> Tensor:
-    """(B, H or 1, L, L) how much output i changes with input j of one sequence; for a module that takes a context too,
-    of its own sequence, and of the context where its own positions do not meet."""
+    """(B, H or 1, L, L): the change of output i with input j of the same sequence. If a module takes a context, and its
+    own positions do not affect one another: with input j of the context."""
     inputs = subject.one_sequence(subject.inputs(batch, length))
     called = steady(subject, inputs)
     sizes = effects(called, inputs, side=sequence_side(subject))

@@ -165,7 +165,8 @@ _STARTS = ("start_pos", "start_position", "offset", "past_length", "pos_offset",
 
 
 def _start(module: nn.Module) -> str | None:
-    """The argument that must say at which position the tokens begin, as in the published reference of Llama."""
+    """The required argument for the position of the first token, as in the published reference of Llama; None if there
+    is none."""
     taken = inspect.signature(module.forward).parameters
     return next((name for name in _STARTS if name in taken and taken[name].default is _EMPTY), None)
 

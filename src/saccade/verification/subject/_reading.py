@@ -91,7 +91,7 @@ class MaskReading:
 
     @property
     def by_pair(self) -> bool:
-        """Whether the mask has an axis of queries, so that each may see other keys."""
+        """Whether the mask has an axis of queries, so that different queries may see different keys."""
         return "Q" in self.axes
 
 

@@ -1,5 +1,5 @@
-"""A large model with the layers that repeat and most of its vocabulary left out: what checks copy and call again and
-again. Parameters are the model's own; only the tables of tokens are copied, in part.
+"""Shortens a large model, because checks copy and call it often: repeated layers and most of the vocabulary are left
+out. Parameters are shared with the model; only the token tables are copied, in part.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ class Subject:
         return CallResult(*call(self.target, reading, CallRequest(inputs, pairs, padding, self.flagged)))
 
     def takes(self, axes: str) -> bool:
-        """Whether a mask that differs along these axes, of "B", "H", "Q", can be said: takes("Q") a causal one,
-        takes("B") padding."""
+        """Whether the target accepts a mask that varies along these axes ("B", "H", "Q"): "Q" is needed for a causal
+        mask, "B" for padding."""
         return any(all(letter in mask.axes for letter in axes) for mask in self.reading.masks)
 
     @cached_property

@@ -1,5 +1,5 @@
-"""Further calls of a target beside the plain one: with optional masks, with inverted boolean flags, and with several of
-these.
+"""Further calls of a target besides the plain call: with optional masks, with inverted boolean flags, and with
+combinations of these.
 
 Shape legend: B batch, H heads, L length, D head width, E model width, V vocabulary.
 """

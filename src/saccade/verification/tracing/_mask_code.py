@@ -49,7 +49,8 @@ class MaskCode:
         return self._of("~", "", ".mT", ".mT")
 
     def _of(self, attend: str, ignore: str, then: str = "", else_: str = "", at: str | None = None) -> str:
-        """Code that makes booleans of the argument: prefix and suffix for masks that attend, and for others."""
+        """Code that converts the argument to booleans. Masks whose True attends get the prefix `attend` and the suffix
+        `then`, other masks `ignore` and `else_`."""
         spread = self._spread if at is None else f"{self._name}{at}"
         if self.mask.axes == "B":
             return f"{attend}(torch.arange(L, device={self._name}.device) < {spread}){then}"

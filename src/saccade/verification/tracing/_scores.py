@@ -21,7 +21,7 @@ Source = Literal["by hand", "F.scaled_dot_product_attention"]
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxedScores:
-    """One softmax of scores. There may be several, of which one is used and another returned, say."""
+    """One softmax of scores. A target may compute several: for example, it uses one and returns another."""
 
     logits: Tensor  # (U, I, J)
     weights: Tensor
@@ -71,7 +71,8 @@ class ScoreProduct:
         return bool((self.left_tokens != UNKNOWN).all() and (self.right_tokens != UNKNOWN).all())
 
     def soften(self, logits: Tensor, weights: Tensor, axis: Coordinate, line: Location | None) -> None:
-        """A softmax; of one that follows another, the logits are the first one's."""
+        """Record a softmax. If its input is the result of another softmax, the logits are those of the first
+        softmax."""
         first = next((softmax for softmax in self.softmaxes if torch.equal(softmax.weights, logits)), None)
         own = SoftmaxedScores(logits if first is None else first.logits, weights, axis, line)
         self.softmaxes.append(own)

@@ -167,8 +167,8 @@ def _together(group: Sequence[ScoreProduct], tokens: TokenOwners, batch: int) ->
 
 
 def _overlap(units: Sequence[_WeightUnit]) -> bool:
-    """Whether queries of one unit are some of another's, and not all: heads have the same ones, blocks have none of
-    each other's and each of theirs once."""
+    """Whether two units share some of their queries but not all, or a unit has a query twice. Heads have the same
+    queries, and blocks have disjoint queries."""
     known = [[at for at in unit.rows.tolist() if at != UNKNOWN] for unit in units]
     rows = {frozenset(own) for own in known}
     repeated = len(rows) > 1 and any(len(set(own)) < len(own) for own in known)

@@ -82,8 +82,8 @@ class MaskTensor(Tensor):
             return args[0]
         if func in _SUMS and any(isinstance(x, Tensor) and x.is_floating_point() for x in args):
             raise UnknownAttention(
-                "a boolean mask (True = attend) is being added to scores: this model computes attention itself, and "
-                'does not look its function up, so that attn_implementation="saccade" cannot reach it; use "eager"'
+                "a boolean mask (True = attend) is added to scores: this model does not use transformers' attention "
+                'registry, so that attn_implementation="saccade" has no effect on it; use "eager"'
             )
         unwrapped = tree_map(lambda x: x.dense() if isinstance(x, MaskTensor) else x, (args, kwargs or {}))
         return func(*unwrapped[0], **unwrapped[1])

@@ -155,8 +155,8 @@ class TextDecoder(GeneratingModel):
         wrong = tensor.any(1) & layout.real.any(1) & ~layout.real.gather(1, last)[:, 0]
         if bool(wrong.any()):
             raise ValueError(
-                f"input_ids: the padding of item {int(wrong.nonzero()[0])} has other ids than pad_token_id, "
-                f"{self.settings.get('pad_token_id')}, by which a classifier finds the last token; pad with that one"
+                f"input_ids: the padding of item {int(wrong.nonzero()[0])} is not pad_token_id, "
+                f"{self.settings.get('pad_token_id')}, from which a classifier finds the last token; pad with it"
             )
 
     def next_token_logits(self, x: Tensor) -> Tensor:

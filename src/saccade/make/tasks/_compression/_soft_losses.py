@@ -79,8 +79,8 @@ def _weights(call: Observation, heads: int) -> Tensor:
     given = [name for name, value in named.items() if value is not None]
     if given:
         raise ValueError(
-            f"relations: the student has {heads} heads or other ones than its teacher, and attention with a "
-            f"{given[0]} cannot be split into others; give the student as many heads as the teacher has"
+            f"relations: student and teacher are compared with {heads} heads, into which attention with a {given[0]} "
+            "cannot be split; give the student as many heads as the teacher has"
         )
     groups = call.query.shape[1] // call.key.shape[1]
     query, key = (_split(x, heads) for x in (call.query, call.key.repeat_interleave(groups, 1)))

@@ -75,7 +75,9 @@ class TaskRun:
     def __post_init__(self) -> None:
         check_one(self)
         if self.tuning and self.initial is None:
-            raise ValueError("initial: missing; last and lora say what of a checkpoint learns")
+            raise ValueError(
+                "initial: missing; last and lora select weights of a checkpoint to train, so pass a checkpoint"
+            )
 
     @property
     def task_name(self) -> str:

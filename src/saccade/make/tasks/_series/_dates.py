@@ -47,7 +47,7 @@ def read_dates(texts: Sequence[str], places: Sequence[str]) -> DatetimeIndex:
         odd = offsets.index(2 * sum(offsets) < len(offsets)) if len(set(offsets)) > 1 else None
         if odd is not None:
             told = "has an offset from UTC and others have none" if offsets[odd] else "has no offset from UTC"
-            raise ValueError(f"{places[odd]}: dates are not of one time zone, {texts[odd]} {told}") from None
+            raise ValueError(f"{places[odd]}: dates have mixed time zones, {texts[odd]} {told}") from None
         dates = _of_offsets(texts, places, error)
     unreadable = np.flatnonzero(dates.isna())
     if len(unreadable):
@@ -71,7 +71,7 @@ def _of_offsets(texts: Sequence[str], places: Sequence[str], error: ValueError) 
         dates = pd.DatetimeIndex(pd.to_datetime(list(texts), format="ISO8601", utc=True))
         clocks = pd.DatetimeIndex(pd.to_datetime([_OFFSET.sub(r"\1", text) for text in texts], format="ISO8601"))
     except ValueError:
-        raise ValueError(f"{places[0]} and later: dates are not of one time zone ({error})") from None
+        raise ValueError(f"{places[0]} and later: dates have mixed time zones ({error})") from None
     return clocks if not _is_even(dates) and _is_even(clocks) else dates
 
 
@@ -100,8 +100,8 @@ def even_step(dates: DatetimeIndex, places: Sequence[str]) -> str:
         return str(to_offset(usual).freqstr)
     n = int(np.argmax(steps != steps[0]))
     raise ValueError(
-        f"{places[n + 1]}: {dates[n + 1]} comes {steps[n]} after the row before, that one {steps[0]} after its own; "
-        "expected even steps"
+        f"{places[n + 1]}: {dates[n + 1]} is {steps[n]} after the previous row, but the first step is {steps[0]}; "
+        "expected evenly spaced dates"
     )
 
 

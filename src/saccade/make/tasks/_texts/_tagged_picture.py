@@ -1,4 +1,4 @@
-"""Tagged texts as a picture: entities of the truth behind the words, predicted ones as bars below them."""
+"""Tagged texts as a picture: true entities are colours behind the words, predicted entities are bars below them."""
 
 from __future__ import annotations
 

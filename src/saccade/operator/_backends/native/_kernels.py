@@ -60,9 +60,9 @@ def forward(
     parameter: Tensor | None,
     sink: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """out, and where it is asked for the lse without the sink: (2, B, Hq, Lq), the lse and what rounding took from it.
+    """The output and, if `needs_lse`, the lse without the sink: (2, B, Hq, Lq), the lse and its rounding error.
 
-    Beside logits of -1e9 in a whole row (what some write for a mask) the second part is all that tells n keys from one.
+    If all logits of a row are -1e9 (some models mask so), only the rounding error shows the number of its keys.
     """
     query, key, value = readable(query), readable(key), readable(value)
     bias, sink = _Scores.of(settings, query, key, parameter), _float(sink)
@@ -200,9 +200,9 @@ def problem(
     sink: int = 0,
 ) -> tuple[Any, ...]:
     """The arguments of one kernel call as the tuple that struct `Shared` (native/bindings.cpp) reads. `dtype` is a
-    number of `TYPES`; `lowered` the mask, `sink` an address (0: none).
+    number of `TYPES`, `lowered` is the lowered mask, and `sink` is an address (0 if there is no sink).
 
-    Not a NamedTuple: making one takes 1 us, and a short call takes 12.
+    Not a NamedTuple, because creating a NamedTuple takes 1 us, and a short call takes 12 us.
     """
     return query, key, value, dtype, scale, softcap, lowered, bias, dropout, sink, torch.get_num_threads()
 

@@ -27,8 +27,8 @@ _CODES = {torch.bool: 0, torch.int32: 1, torch.int64: 2}
 
 
 class MaskProgram(NamedTuple):
-    """A mask as numbers and tensors: what a compiled graph can carry. Both depend on the lengths only for what
-    `is_structured` excludes: predicates, tokens and edges that lie far away, and some slices far away."""
+    """A mask as numbers and tensors, which a compiled graph can carry. Both depend on the lengths only for masks that
+    `is_structured` excludes: predicates, tokens and edges that lie far away, and some slices that lie far away."""
 
     program: list[int]
     tensors: list[Tensor]

@@ -36,7 +36,8 @@ class TableForm(NamedTuple):
 
 
 def slopes(program: Program) -> list[int | None]:
-    """How each value changes where query and key move on together by one; None: not by a constant."""
+    """For each value of the program: its change when the query and key positions both increase by one. None if the
+    change is not constant."""
     found: list[int | None] = []
     for node in program.nodes:
         args = [found[arg] for arg in node.args]
@@ -98,7 +99,8 @@ class Writer:
         self._outputs: list[int] = []
 
     def _start(self, load: int) -> int | None:
-        """The index of a load by pair, less k: a node of one value in a row. None: it has no such form."""
+        """For a load that depends on the pair and whose index is `k` plus a node with one value per row: that node.
+        Otherwise None."""
         node = self.program.nodes[self.program.nodes[load].args[0]]
         if self.levels[load] != PAIR or node.op != "add" or self.program.nodes[node.args[1]].op != "k":
             return None

@@ -1,4 +1,4 @@
-"""New rows and the tokens of a cache as a mechanism wants them that knows no placed masks.
+"""Aligns new rows and the tokens of a cache for mechanisms that do not support placed masks.
 
 Shape legend: B batch, Hq / Hkv query and key-value heads, Lq new rows, T tokens of the longest item, n width.
 """

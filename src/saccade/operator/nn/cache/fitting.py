@@ -21,7 +21,7 @@ from .new_rows import NewRows, alike
 
 
 class LastAnswers:
-    """The last answers: the layers of a model ask the same few things, one after another."""
+    """A cache of the latest results: the layers of a model need the same few values, one after another."""
 
     _KEPT = 4  # kinds of layers that take turns, and what each asks
 
@@ -38,7 +38,8 @@ class LastAnswers:
 
 
 class InOrder:
-    """New rows behind the tokens of a buffer that holds each item's from slot 0 on: where they go, and who sees whom.
+    """Placement of new rows after the tokens in a buffer that stores each item from slot 0 on: their slots, and the
+    mask.
 
     Args:
         mask: of the whole sequence; None shows everything so far.

@@ -25,10 +25,10 @@ class NewRows:
 
     @classmethod
     def of(cls, padding: Padding | None, rows: int) -> NewRows:
-        """The real ones of `rows` new rows, by `padding`.
+        """`rows` new rows, of which `padding` marks the real tokens.
 
         Raises:
-            TypeError: not a Padding. ValueError: one of other rows, or a row of tokens with a hole.
+            TypeError: not a Padding. ValueError: a Padding of another number of rows, or with a gap between tokens.
         """
         if padding is None:
             # A compiler looks into no function that keeps its answers.
@@ -75,7 +75,7 @@ _without_padding = lru_cache(maxsize=64)(_all_real)  # every layer asks at every
 
 
 def alike(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The arrays (B,), or with one entry each if none differs between the items."""
+    """The arrays (B,). If no array differs between the items, each is shortened to one entry."""
     if all(array.size == 1 or (array.size and (array == array[0]).all()) for array in arrays):
         return tuple(array[:1] for array in arrays)
     return tuple(np.broadcast_arrays(*arrays))

@@ -145,7 +145,8 @@ class WindowLayer(LayerCache):
         return CachedInputs(keys, values, fitted, bias)
 
     def _appended(self, old: np.ndarray, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values behind the old ones at these positions (1 or B, n)."""
+        """The keys and values that are cached at the positions `old` (1 or B, n), followed by the new keys and
+        values."""
         assert self._key is not None and self._value is not None
         index = torch.from_numpy(self._slot(old.clip(min=0))).to(key.device)
         pairs = []
@@ -178,7 +179,7 @@ class WindowLayer(LayerCache):
         return np.where(place < self.sinks, place, self.sinks + (place - self.sinks) % self.ring)
 
     def _write(self, key: Tensor, value: Tensor, arriving: NewRows, top: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Write the new tokens that stay, each over the one a ring's length before it, which leaves."""
+        """Write the new tokens that stay in the cache. Each overwrites the token that is one ring length before it."""
         if self._key is None or self._value is None:
             self._key, self._value = (slots(new, self.sinks + self.ring) for new in (key, value))
         before = self._host
@@ -248,7 +249,8 @@ def _checked(mask: Mask, batch: int, rows: int, keys: int) -> Mask:
 
 
 def looked_at(mask: Mask, rows: int, keys: int, key: Tensor) -> Mask | None:
-    """A small mask as bits, which PyTorch's fused kernels take; None if it shows everything."""
+    """The mask as a boolean tensor for PyTorch's fused kernels if it is small; otherwise the mask itself. None if the
+    tensor, on a CPU, hides nothing."""
     batch, heads = mask._batch_and_heads()
     if batch * heads * rows * keys > _DIRECT:
         return mask

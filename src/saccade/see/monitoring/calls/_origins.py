@@ -149,7 +149,8 @@ class TensorOrigins:
         return self._joined.setdefault(sources, self._new()) | known
 
     def _written(self, args: tuple[Any, ...]) -> None:
-        """`tensor[...] = value`: rows from its own sources do not change its sources."""
+        """Record `tensor[...] = value`. The tensor keeps its sources if they include all sources of `value`; otherwise
+        it gets a new source."""
         tensor, value = args[0], args[-1]
         before = self._found(tensor) if isinstance(tensor, Tensor) else None
         if before and not (isinstance(value, Tensor) and (self._found(value) or _CONSTANT) <= before):

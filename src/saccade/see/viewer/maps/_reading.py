@@ -137,7 +137,7 @@ def judged(made: MapCall, call: ObservedCall) -> dict[tuple[str, int], list[str]
 
 
 def _tell(run: Run, look: Look) -> None:
-    """Add to the run the findings of a look, at their tokens, and the head that the look shows."""
+    """Add the findings of a look, with their tokens, and the head that it shows to the run."""
     words = look.seen.words
     run.shown = (str(look.layer), look.head)
     run.findings = [

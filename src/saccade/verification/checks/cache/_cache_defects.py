@@ -111,7 +111,8 @@ def _missing(name: str, own: Tensor, expected: Tensor, missing: Sequence[int], p
 
 
 def _what_stands_there(own: Tensor, expected: Tensor, j: int, position: int) -> str:
-    """In words, after the comma: zeros, the same times a number, turned again, of another item."""
+    """The end of a sentence: the cache holds zeros, a multiple of the vector, a vector rotated again, or another item's
+    vector."""
     if own.shape[2] != position + 1:
         return f": {own.shape[2]} are kept" if own.shape[2] < position + 1 else ""
     there, wanted = own[:, :, j], expected[:, :, j]

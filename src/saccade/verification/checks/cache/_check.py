@@ -67,7 +67,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     if subject.reading.cache is None:
         if subject.reading.unread_cache:
             raise Unmeasured(subject.reading.unread_cache)
-        raise Inapplicable("it has no cache that is known")
+        raise Inapplicable("no cache of the target was found")
     # found once, as every copy would find it again
     promise = subject.promise if subject.form == "cross" else replace(subject.promise, causal=is_causal(subject))
     plain = replace(exact(subject), promise=promise)

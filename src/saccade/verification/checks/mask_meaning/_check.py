@@ -138,7 +138,7 @@ def _not_obeyed(probe: MaskArgumentProbe) -> Iterator[Finding]:
     is_apart = inner is None or not sums_to_one(inner)
     if subject.form == "tokens" and is_apart and not (wrong & probe.visible).any():
         # through a window of its own a layer reaches a token by others, and these may be hidden
-        raise Unmeasured("its weights were not seen, and a token that it does not see may lie behind a hidden one")
+        raise Unmeasured("its weights were not traced, and a visible token may carry the content of a hidden token")
     item, head, row, column = (int(index) for index in wrong.nonzero()[0])
     sees = bool(probe.visible[item, head, row, column])
     where = f"batch item {item}" + (f", head {head}" if probe.visible.shape[1] > 1 else "")

@@ -31,17 +31,17 @@ def _run(subject: Subject) -> Iterator[Finding]:
     random = _is_random(subject)
     axis = _axis(subject)
     if axis == "batch":
-        raise Unmeasured("its softmax runs over the batch, which mixes all that this looks at")
+        raise Unmeasured("the softmax runs over the batch axis instead of the keys, so mixing cannot be measured")
     findings = [*_items(subject), *([] if random else _single_item(subject))]
     if findings and subject.form == "tokens":
-        raise Inapplicable("its samples meet, as the model check says")
+        raise Inapplicable("batch items affect one another, which the model check reports")
     yield from findings[:1]
     if findings:
         return
     if random:
         raise Unmeasured("it draws random numbers in eval mode, so that calls cannot be compared")
     if axis in ("query", "head"):
-        raise Unmeasured(f"its softmax runs over the {axis} axis, which mixes all that this looks at")
+        raise Unmeasured(f"the softmax runs over the {axis} axis instead of the keys, so mixing cannot be measured")
     yield from _structure(subject)
 
 

@@ -193,8 +193,8 @@ def _described(
 
 
 def _blocks(sets: Sequence[frozenset[int]], role: Tensor) -> tuple[Order, dict[frozenset[int], int]] | None:
-    """The order in which sets of channels lie among the channels of a role, and the place of each. Some channels may be
-    in none of them."""
+    """The layout of sets of channels (such as heads) among the channels of a role, and the place of each set; None if
+    they have no common layout. Some channels may belong to no set."""
     distinct = list(dict.fromkeys(sets))
     size, total = len(distinct[0]), int(role.sum())
     if not _apart(distinct, sum(map(len, distinct))) or size == 0 or total % size:

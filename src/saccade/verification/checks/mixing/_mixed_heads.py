@@ -108,8 +108,8 @@ def _of_heads(wiring: AttentionWiring, structure: HeadLayout) -> Iterator[Findin
 def _wrong_kv(
     wiring: AttentionWiring, which: str, reads: tuple[int, ...], expected: tuple[int, ...], chosen: bool
 ) -> Finding:
-    """The finding about a query head that reads another key-value head. `chosen`: all heads follow the less usual
-    order, and the user promised none."""
+    """The finding for a query head that reads the wrong key-value head. `chosen`: all heads use the less usual order,
+    and the user promised no order."""
     count, kv_heads = len(reads), max(expected) + 1
     head = next(h for h in range(count) if reads[h] != expected[h])
     tiled = kv_heads < count and reads == _repeated("repeat", count, kv_heads)

@@ -66,8 +66,8 @@ def _unused(wiring: AttentionWiring) -> list[str]:
 
 
 def _parent(module: nn.Module, name: str) -> str:
-    """The module that an attention's projection belongs to: of "attn.q_proj.weight" "attn", of "attn.w_q" "attn", of
-    "attn.to_out.0.weight", in a sequence, "attn"."""
+    """Name of the attention module that has a projection: "attn" for "attn.q_proj.weight", for "attn.w_q", and for
+    "attn.to_out.0.weight", where `to_out` is an nn.Sequential."""
     path = name.split(".")
     path = path[:-2] if path[-1] == "weight" else path[:-1]
     while path and isinstance(module.get_submodule(".".join(path)), nn.Sequential):

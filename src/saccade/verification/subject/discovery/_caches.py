@@ -52,7 +52,8 @@ def with_cache(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Re
 
 @dataclass(frozen=True, eq=False)
 class _CacheSearch:
-    """Trials of a target's cache, each on a copy of its own, so that none finds what another one kept."""
+    """Trial calls of a target with a cache. Each trial uses its own copy of the target, so that no state of an earlier
+    trial remains."""
 
     trials: TargetTrials
     clues: TargetClues
@@ -103,8 +104,8 @@ class _CacheSearch:
         return cache
 
     def _angles(self) -> list[str]:
-        """The arguments that are given angles, made for each call's own positions from 0 on: a caller slices them out
-        of its table, and says so in no way that could be tried."""
+        """The arguments that expect rotary angles, which are made for positions from 0 on in each call. A caller slices
+        them from its table, in a way that no trial call can find."""
         call = self.reading.call
         roles = {argument.name: argument.role for argument in self.clues.arguments}
         return [name for name in call.makers if roles.get(name) != "positions"] if isinstance(call, FilledCall) else []
@@ -160,8 +161,8 @@ class _CacheSearch:
     # --- in an object that it is given
 
     def _made(self, argument: TargetArgument, flag: str | None) -> CacheReading | None:
-        """An object of the one class in the target's file whose name says cache; or a dict or list, empty or of None,
-        if a call takes and fills it."""
+        """A cache object for the argument: an instance of the only class in the target's file whose name contains
+        "cache", or a dict or list (empty, or of None) if a call accepts and fills it."""
         for make, is_plain in self._stores(argument):
             try:
                 store = make()

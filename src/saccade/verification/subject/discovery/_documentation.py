@@ -229,7 +229,8 @@ def _votes(words: str) -> Iterator[Meaning | None]:
 
 
 def _is_hidden(words: str) -> bool | None:
-    """Whether the first word that says anything says hidden; of two that begin together the longer."""
+    """Whether the first word with a meaning means "hidden"; None if no word has a meaning. If two such words start at
+    the same place, the longer one counts."""
     matches = [
         (match.start(), -len(match[0]), hidden)
         for hidden, pattern in ((True, _HIDDEN), (False, _SEEN))

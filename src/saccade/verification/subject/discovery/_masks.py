@@ -102,8 +102,8 @@ def _of_argument(
 
 
 def _shapes_kept(masks: list[MaskReading], shape: str | None) -> list[MaskReading]:
-    """The documented shape and others of its rank; else one plain shape by pair, the richest by pair,
-    and one by key."""
+    """One reading of each kind of shape: by pair, by pair and item, by pair, item and head, by key and item. With a
+    documented shape, only shapes of its rank are kept, and the documented one comes first."""
     if shape is not None and any(mask.axes == shape for mask in masks):
         masks = sorted((mask for mask in masks if len(mask.axes) == len(shape)), key=lambda mask: mask.axes != shape)
     pairs = [mask for mask in masks if mask.by_pair]

@@ -180,8 +180,8 @@ def _of_schema(argument: Any) -> TargetArgument:
 
 
 def _resolved(arguments: list[TargetArgument]) -> tuple[TargetArgument, ...]:
-    """The arguments, with the role of those whose name means something else beside other names: `src` is the context of
-    `tgt`, and `h` is no input beside `x`."""
+    """The arguments, with roles that depend on other arguments: `src` is the context if there is a `tgt`, and `h` is
+    not an input if there is an `x`."""
     roles = [argument.role for argument in arguments]
     names = [argument.name.lower() for argument in arguments]
     for at, argument in enumerate(arguments):

@@ -109,7 +109,7 @@ def _raised(trials: TargetTrials, reading: Reading, working: Working, size: int)
 
 
 def _follows(trials: TargetTrials, reading: Reading, working: Working, size: int) -> bool:
-    """Whether the one length that is taken is another one for another width."""
+    """Whether the only accepted length changes with the width of the inputs."""
     wider = replace(reading, width=reading.width + _OTHER)
     taken = [working(_forced(trials, length), wider) is not None for length in (size, size + _OTHER)]
     return taken == [False, True]
