@@ -5,8 +5,9 @@ Shape legend: R rows, L length, V width of an output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -32,47 +33,73 @@ class Compared(NamedTuple):
     alone: Tensor  # (L, V)
 
 
-def compared(
-    stack: Stack, measure: Measure, make: Make, documents: Documents, edit: Make | None = None
-) -> Compared | None:
-    """The document that differs most from itself alone, None if all are the same. `edit` changes the inputs first."""
-    return max(
-        each(stack, measure, make, documents, edit), key=lambda document: document.difference.relative, default=None
-    )
+@dataclass(frozen=True)
+class Comparison:
+    """Documents among others, as `make` gives them, beside themselves alone, which are computed once."""
 
+    stack: Stack
+    measure: Measure
+    make: Make
+    _alone: dict[tuple[int, ...], list[Tensor]] = field(default_factory=dict)
 
-def each(stack: Stack, measure: Measure, make: Make, documents: Documents, edit: Make | None = None) -> list[Compared]:
-    """Every document that differs from itself alone, beside the reference that it is furthest from."""
-    inputs = make(documents)
-    places = located(inputs, documents)
-    out = stack.run(inputs if edit is None else edit(inputs))
-    differing = []
-    for at, (document, place) in enumerate(zip(documents, places, strict=True)):
-        own = out[place.row, place.columns]
-        pairs = [
-            Compared(at, place, difference, own, reference)
-            for reference in references(stack, make, document)
-            if (difference := measure.compare(own, reference)) is not None
-        ]
-        differing += sorted(pairs, key=lambda pair: pair.difference.relative)[-1:]
-    return differing
+    def worst(self, documents: Documents, edit: Make | None = None) -> Compared | None:
+        """The document that differs most from itself alone, None if all are the same. `edit` changes inputs first."""
+        return max(self.each(documents, edit), key=lambda one: one.difference.relative, default=None)
 
+    def each(self, documents: Documents, edit: Make | None = None) -> list[Compared]:
+        """Every document that differs from itself alone, beside the reference that it is furthest from."""
+        inputs = self.make(documents)
+        places = located(inputs, documents)
+        out = self.stack.run(inputs if edit is None else edit(inputs))
+        differing = []
+        for at, (document, place) in enumerate(zip(documents, places, strict=True)):
+            own = out[place.row, place.columns]
+            pairs = [
+                Compared(at, place, difference, own, reference)
+                for reference in self.alone(document)
+                if (difference := self.measure.compare(own, reference)) is not None
+            ]
+            differing += sorted(pairs, key=lambda pair: pair.difference.relative)[-1:]
+        return differing
 
-def references(stack: Stack, make: Make, document: list[int]) -> list[Tensor]:
-    """The document's outputs (L, V) when it is alone: as `make` gives it; and without anything around it, where its
-    inputs are nothing but ids, masks and positions."""
-    single = make([document])
-    [own] = located(single, [document])
-    outputs = [stack.run(single)[own.row, own.columns]]
-    if isinstance(single, Mapping) and set(single) <= _PLAIN and _is_padded(single):
-        real = padding_of(single)
-        assert real is not None
-        kept = real[own.row].nonzero().flatten()
-        bare = {"input_ids": ids_of(single)[own.row, kept][None]}
-        first = own.start - int(kept[0])
-        with suppress(TargetError):  # it may need more than ids
-            outputs.append(stack.run(bare)[0, first : first + own.length])
-    return outputs
+    def same_with(self, documents: Documents, edit: Make) -> bool:
+        """Whether all documents are as alone once the inputs are edited."""
+        try:
+            return self.worst(documents, edit) is None
+        except TargetError:
+            return False
+
+    def alone(self, document: list[int]) -> list[Tensor]:
+        """The document's outputs (L, V) when it is alone: as `make` gives it; and without anything around it, where
+        its inputs are nothing but ids, masks and positions."""
+        if tuple(document) not in self._alone:
+            self._alone[tuple(document)] = list(self._references(document))
+        return self._alone[tuple(document)]
+
+    def _references(self, document: list[int]) -> Iterator[Tensor]:
+        single = self.make([document])
+        [own] = located(single, [document])
+        yield self.stack.run(single)[own.row, own.columns]
+        if isinstance(single, Mapping) and set(single) <= _PLAIN and _is_padded(single):
+            real = padding_of(single)
+            assert real is not None
+            kept = real[own.row].nonzero().flatten()
+            bare = {"input_ids": ids_of(single)[own.row, kept][None]}
+            first = own.start - int(kept[0])
+            with suppress(TargetError):  # it may need more than ids
+                yield self.stack.run(bare)[0, first : first + own.length]
+
+    def in_users_terms(self, documents: Documents) -> str:
+        """The effect of a difference: the share of outputs that change, and the loss of the document that changes
+        most."""
+        every = self.each(documents)
+        changed = sum(len(one.difference.differing) for one in every)
+        words = f"{changed / sum(map(len, documents)):.0%} of the outputs change"
+        worst = max(every, key=lambda one: one.difference.relative)
+        before, after = (loss_of(out, documents[worst.document]) for out in (worst.alone, worst.out))
+        if before is None or after is None:
+            return words
+        return f"{words}; the loss of one document is {after:.4g}, not {before:.4g}"
 
 
 def _is_padded(inputs: Mapping[str, Any]) -> bool:
@@ -94,17 +121,3 @@ def loss_of(out: Tensor, document: list[int]) -> float | None:
         return None
     targets = torch.tensor(document[1:], device=out.device)
     return float(torch.nn.functional.cross_entropy(out[:-1].double(), targets))
-
-
-def in_users_terms(stack: Stack, measure: Measure, make: Make, documents: Documents) -> str:
-    """The effect of a difference: the share of outputs that change, and the loss of the document that changes most."""
-    every = each(stack, measure, make, documents)
-    changed = sum(len(one.difference.differing) for one in every)
-    words = f"{changed / sum(map(len, documents)):.0%} of the outputs change"
-    worst = max(every, key=lambda one: one.difference.relative)
-    before, after = (loss_of(out, documents[worst.document]) for out in (worst.alone, worst.out))
-    return (
-        words
-        if before is None or after is None
-        else f"{words}; the loss of one document is {after:.4g}, not {before:.4g}"
-    )

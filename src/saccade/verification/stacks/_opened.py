@@ -18,6 +18,7 @@ from ..subject._calling import guarded
 from ..subject._kinds import name_of
 from ..subject._models import token_subject
 from ..subject._reading import Promise
+from ..subject._shortened import shortened
 from ..subject._token_models import TokenModel, longest_input, named
 from ..subject._transformers import is_transformers
 from ._documents import IDS, Documents, drawn, ids_of
@@ -41,6 +42,7 @@ class Given:
     window: int | None = None
     trainer: Any = None
     tokenizer: Any = None
+    words: tuple[str, ...] = ()  # of what is left out of a large model
 
 
 def opened(given: Given) -> Stack:
@@ -54,7 +56,12 @@ def opened(given: Given) -> Stack:
         value = getattr(given, name)
         if (value is not None or name == "model") and not callable(value):
             raise TypeError(f"{name}: expected a callable, got {type(value).__name__}")
-    modules = tuple(modules_of((given.model, given.decode, given.step, given.batch, given.pack)))
+    functions = (given.decode, given.step, given.batch, given.pack)
+    if isinstance(given.model, nn.Module) and not any(modules_of((*functions, given.second))):
+        short, words = shortened(given.model)
+        if words and _takes(short, given):
+            given = replace(given, model=short, words=words)
+    modules = tuple(modules_of((given.model, *functions)))
     modes = {part: part.training for module in modules for part in module.modules()}
     try:
         for module in modules:
@@ -63,6 +70,18 @@ def opened(given: Given) -> Stack:
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+def _takes(short: nn.Module, given: Given) -> bool:
+    """Whether a shortened model takes what the user's functions make, whose special tokens it may lack."""
+    try:
+        stack = _made(replace(given, model=short), (short,))
+        for make in (stack.batch, stack.pack):
+            if make is not None:
+                stack.run(make(drawn(stack.vocabulary, [5, 3] if stack.takes_padding else [5, 5])))
+    except Exception:  # whatever it raises: the whole model is tested
+        return False
+    return True
 
 
 def _of_trainer(given: Given) -> Given:
@@ -99,7 +118,7 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
         given.batch is not None or known.masked or known.causal is not False,
         known.constants,
         modules,
-        known.assumed,
+        (*given.words, *known.assumed),
     )
     stack = replace(stack, vocabulary=_without_special(stack))
     if given.second is not None:
@@ -168,7 +187,7 @@ def _known(given: Given) -> Known:
     if is_transformers(given.model):
         found = registered("verified_models").stack_parts(given.model, subject.promise.causal)
         special += found.special
-        pad = found.pad
+        pad = min(found.pad, reading.vocabulary - 1)
         constants |= found.constants
         decoders, generate = decoders or found.decoders, found.generate
         assumed += found.assumed

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...findings._finding import Finding, TargetError
+from ...findings._finding import Finding
 from .._bounds import Measure
-from .._comparing import Compared, compared, in_users_terms, refilled
+from .._comparing import Compared, Comparison, refilled
 from .._documents import Documents, drawn, exchanged, ids_of, located
 from .._probe import Probe
 from .._shrink import smallest
@@ -24,22 +24,19 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     documents = drawn(stack.vocabulary, lengths)
     # Kernels choose paths by width: one beyond a power of two, where tiles of a mask end.
     wide = drawn(stack.vocabulary, [stack.length(33), lengths[0]])
+    comparison = Comparison(stack, measure, stack.batch)
     for rows in (documents, documents[::-1], documents * 3, *([wide] if stack.takes_padding else [])):
-        if _worst(stack, measure, rows) is not None:
-            yield _finding(stack, measure, rows)
+        if comparison.worst(rows) is not None:
+            yield _finding(comparison, rows)
             return
 
 
-def _worst(stack: Stack, measure: Measure, documents: Documents) -> Compared | None:
-    return compared(stack, measure, stack.batch, documents)
-
-
-def _finding(stack: Stack, measure: Measure, documents: Documents) -> Finding:
-    effect = in_users_terms(stack, measure, stack.batch, documents)
-    documents = smallest(documents, lambda rows: _worst(stack, measure, rows) is not None)
-    worst = _worst(stack, measure, documents)
+def _finding(comparison: Comparison, documents: Documents) -> Finding:
+    effect = comparison.in_users_terms(documents)
+    documents = smallest(documents, lambda rows: comparison.worst(rows) is not None)
+    worst = comparison.worst(documents)
     assert worst is not None
-    words, fix, where = _cause(stack, measure, documents, worst)
+    words, fix, where = _cause(comparison, documents, worst)
     return PROBE.error(
         f"Document {worst.document} of {len(documents)} is not the same in a batch as alone: output "
         f"{worst.difference.position} differs by {worst.difference.size:.3g}. {words}",
@@ -52,8 +49,9 @@ def _finding(stack: Stack, measure: Measure, documents: Documents) -> Finding:
     )
 
 
-def _cause(stack: Stack, measure: Measure, documents: Documents, worst: Compared) -> tuple[str, str, str]:
+def _cause(comparison: Comparison, documents: Documents, worst: Compared) -> tuple[str, str, str]:
     """(what causes it, the fix, the argument), by what makes the difference go away."""
+    stack, measure = comparison.stack, comparison.measure
     if not bool(worst.out.isfinite().all()):
         return (
             "It is not finite: a row of the mask hides every key, and its softmax is NaN",
@@ -79,7 +77,7 @@ def _cause(stack: Stack, measure: Measure, documents: Documents, worst: Compared
             "scores = scores.masked_fill(~attention_mask[:, None, None, :].bool(), float('-inf'))  # in every layer",
             "attention_mask",
         )
-    if _silent(stack, measure, documents, _with_positions):
+    if comparison.same_with(documents, _with_positions):
         return (
             f"Padding on the {side} moves its positions: with position_ids that count real tokens it is the same",
             "position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)  # beside attention_mask",
@@ -116,14 +114,6 @@ def _with_positions(inputs: Any) -> Any:
     if real is None or not isinstance(inputs, Mapping):
         return inputs
     return {**inputs, "position_ids": (real.long().cumsum(-1) - 1).clamp(min=0)}
-
-
-def _silent(stack: Stack, measure: Measure, documents: Documents, edit: Any) -> bool:
-    """Whether the difference is gone with edited inputs."""
-    try:
-        return compared(stack, measure, stack.batch, documents, edit) is None
-    except TargetError:
-        return False
 
 
 PROBE = Probe(

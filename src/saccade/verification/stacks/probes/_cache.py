@@ -19,7 +19,9 @@ from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Decoder, Generate, Stack
 
-_LENGTH = 23
+_LENGTH = 13
+_STEPPED = 16  # a window that is passed step by step
+_WIDEST = 512  # a window that is passed at all
 
 
 class Wrong(NamedTuple):
@@ -42,13 +44,29 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
 
 
 def _found(stack: Stack, measure: Measure, decoder: Decoder) -> Iterator[Finding]:
-    window = stack.promises.window
-    length = stack.length(max(_LENGTH, 2 * window + 3) if window and window <= 256 else _LENGTH)
-    first, second = drawn(stack.vocabulary, [length, stack.length(11)])
-    for documents, prompt in (([first], 3), ([first, first], 3), ([second], 1)):
+    for documents, prompt in _tries(stack):
         if _last_wrong(stack, measure, decoder, documents, prompt) is not None:
             yield _finding(stack, measure, decoder, documents, prompt)
             return
+
+
+def _tries(stack: Stack) -> Iterator[tuple[Documents, int]]:
+    """(documents that are decoded one after the other, length of their prompts): step by step, again, and past the
+    window in steps and in the prompt."""
+    window = stack.promises.window
+    lengths = [_LENGTH, 7, 11]
+    if window is not None and window <= _STEPPED:
+        lengths[0] = 2 * window + 3
+    elif window is not None and window <= _WIDEST:
+        lengths += [window + 5]
+    long, short, other, *wide = drawn(stack.vocabulary, [stack.length(length) for length in lengths])
+    yield [long], 3
+    yield [short, short], 3
+    yield [other], 1
+    if window is not None and wide:
+        yield wide, window - 2
+    if window is not None and window <= _WIDEST:
+        yield wide or [long], window + 2
 
 
 def _wrong(stack: Stack, measure: Measure, decoder: Decoder, document: list[int], prompt: int) -> Wrong | None:
@@ -122,7 +140,7 @@ def _finding(stack: Stack, measure: Measure, decoder: Decoder, documents: Docume
 
 def _generated(stack: Stack, measure: Measure, generate: Generate) -> Iterator[Finding]:
     prompts = drawn(stack.vocabulary, [stack.length(length) for length in (7, 2, 5)])
-    steps = max(1, min(_LENGTH, (stack.longest or 10**6) - 7))
+    steps = max(1, min(_LENGTH - 2, (stack.longest or 10**6) - 7))
     if _wrong_in_batch(stack, measure, generate, prompts, steps) is None:
         return
     prompts = smallest(prompts, lambda fewer: _wrong_in_batch(stack, measure, generate, fewer, steps) is not None)

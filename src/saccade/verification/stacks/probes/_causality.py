@@ -5,7 +5,7 @@ Shape legend: L length, V width of an output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,10 +26,10 @@ _LENGTHS = (7, 17, 33, 65, 129)
 
 @dataclass(frozen=True)
 class CallPath:
-    """A way to call the stack with one document."""
+    """A way to call the stack with documents of one length."""
 
     name: str
-    inputs: Callable[[list[int]], Any]
+    inputs: Callable[[Documents], Any]
     mode: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
@@ -58,23 +58,20 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
 
 
 def _paths(stack: Stack) -> Iterator[CallPath]:
-    def plain(document: list[int]) -> Any:
-        return stack.batch([document])
+    def unmasked(documents: Documents) -> Any:
+        return {name: value for name, value in stack.batch(documents).items() if name != "attention_mask"}
 
-    yield CallPath("as the batch is made", plain)
-    inputs = plain(drawn(stack.vocabulary, [stack.length(5)])[0])
+    yield CallPath("as the batch is made", stack.batch)
+    inputs = stack.batch(drawn(stack.vocabulary, [stack.length(5)]))
     if isinstance(inputs, Mapping) and "attention_mask" in inputs:
-        yield CallPath(
-            "without attention_mask",
-            lambda document: {name: value for name, value in plain(document).items() if name != "attention_mask"},
-        )
-    yield CallPath("in train mode", plain, lambda: training(stack))
+        yield CallPath("without attention_mask", unmasked)
+    yield CallPath("in train mode", stack.batch, lambda: training(stack))
 
 
 def _direction(stack: Stack, measure: Measure, path: CallPath, document: list[int]) -> str:
     """ "causal", "bidirectional" or "neither", by what each token changes in the output before its own."""
     try:
-        reached = [_leak(stack, measure, path, document, token) for token in range(1, len(document))]
+        reached = _leaks(stack, measure, path, document, range(1, len(document)))
     except TargetError:
         return "raises"
     if not any(reached):
@@ -98,28 +95,37 @@ def _lengths(stack: Stack) -> list[int]:
 
 def _first_leak(stack: Stack, measure: Measure, path: CallPath, document: list[int]) -> Leak | None:
     tokens = sorted({1, len(document) // 2, len(document) - 1} - {0})
-    leaks = (_leak(stack, measure, path, document, token) for token in tokens)
-    return next((leak for leak in leaks if leak is not None), None)
+    return next((leak for leak in _leaks(stack, measure, path, document, tokens) if leak is not None), None)
 
 
-def _leak(stack: Stack, measure: Measure, path: CallPath, document: list[int], token: int) -> Leak | None:
-    """The effect of one changed token on the outputs before it, None if there is none."""
-    if token >= len(document):
-        return None
-    before = _output(stack, path, document)
-    after = _output(stack, path, exchanged(document, stack.vocabulary, token, token + 1))
+def _leaks(
+    stack: Stack, measure: Measure, path: CallPath, document: list[int], tokens: Sequence[int]
+) -> list[Leak | None]:
+    """For each token, the effect of changing it alone on the outputs before it, None where there is none."""
+    tokens = [token for token in tokens if token < len(document)]
+    changed = [exchanged(document, stack.vocabulary, token, token + 1) for token in tokens]
+    before, *after = _outputs(stack, path, [document, *changed])
+    leaks = [_leak(measure, token, out, before) for token, out in zip(tokens, after, strict=True)]
+    if any(leaks):  # rows of one batch may reach each other, which is another fault
+        [before] = _outputs(stack, path, [document])
+        outs = [_outputs(stack, path, [row])[0] for row in changed]
+        leaks = [_leak(measure, token, out, before) for token, out in zip(tokens, outs, strict=True)]
+    return leaks
+
+
+def _leak(measure: Measure, token: int, after: Tensor, before: Tensor) -> Leak | None:
     difference = measure.compare(after[:token], before[:token])
     if difference is None:
         return None
     return Leak(token, difference.position, difference.size, len(difference.differing) / token)
 
 
-def _output(stack: Stack, path: CallPath, document: list[int]) -> Tensor:
-    """(L, V); under one seed, as equal shapes then draw equal numbers."""
-    inputs = path.inputs(document)
-    [place] = located(inputs, [document])
+def _outputs(stack: Stack, path: CallPath, documents: Documents) -> list[Tensor]:
+    """The outputs (L, V) of each document, one row each."""
+    inputs = path.inputs(documents)
     with seeded(0, devices=None), path.mode():
-        return stack.run(inputs)[place.row, place.columns]
+        out = stack.run(inputs)
+    return [out[place.row, place.columns] for place in located(inputs, documents)]
 
 
 def _finding(stack: Stack, measure: Measure, path: CallPath, document: list[int], causal: set[str]) -> Finding:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...findings._finding import Finding, TargetError
+from ...findings._finding import Finding
 from ...subject._shortened import size_of
 from .._bounds import Measure, training
-from .._comparing import Compared, Make, compared, in_users_terms
+from .._comparing import Compared, Comparison, Make
 from .._documents import Documents, Place, drawn, exchanged, ids_of, located
 from .._probe import Probe
 from .._shrink import smallest
@@ -27,13 +27,11 @@ _TIMES = 8  # sums over positions round more than one output does
 def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     pack: Make = needs(stack.pack, "packing function (pack=)")
     documents = drawn(stack.vocabulary, [stack.length(length) for length in _LENGTHS])
-    outputs = list(_outputs(stack, measure, pack, documents))
+    outputs = list(_outputs(Comparison(stack, measure, pack), documents))
     if not outputs:
         with training(stack):
-            outputs = [
-                replace(one, message=f"In train mode: {one.message}")
-                for one in _outputs(stack, measure, pack, documents)
-            ]
+            found = _outputs(Comparison(stack, measure, pack), documents)
+            outputs = [replace(finding, message=f"In train mode: {finding.message}") for finding in found]
             yield from [] if outputs else _gradients(stack, measure, pack, documents)
     yield from outputs
     yield from _labels(pack, documents)
@@ -42,21 +40,21 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
 # Outputs
 
 
-def _outputs(stack: Stack, measure: Measure, pack: Make, documents: Documents) -> Iterator[Finding]:
+def _outputs(comparison: Comparison, documents: Documents) -> Iterator[Finding]:
     for first in range(len(documents)):  # each document at each place
         turned = documents[first:] + documents[:first]
-        if compared(stack, measure, pack, turned) is not None:
-            yield _finding(stack, measure, pack, turned)
+        if comparison.worst(turned) is not None:
+            yield _finding(comparison, turned)
             return
 
 
-def _finding(stack: Stack, measure: Measure, pack: Make, documents: Documents) -> Finding:
-    effect = in_users_terms(stack, measure, pack, documents)
-    documents = smallest(documents, lambda rows: compared(stack, measure, pack, rows) is not None)
-    worst = compared(stack, measure, pack, documents)
+def _finding(comparison: Comparison, documents: Documents) -> Finding:
+    effect = comparison.in_users_terms(documents)
+    documents = smallest(documents, lambda rows: comparison.worst(rows) is not None)
+    worst = comparison.worst(documents)
     assert worst is not None
-    sources = _sources(stack, measure, pack, documents, worst)
-    words, fix, where = _cause(stack, measure, pack, documents, worst, sources)
+    sources = _sources(comparison, documents, worst)
+    words, fix, where = _cause(comparison, documents, worst, sources)
     return PROBE.error(
         f"{words}: output {worst.difference.position} of document {worst.document} differs by "
         f"{worst.difference.size:.3g} from the same document alone",
@@ -70,8 +68,9 @@ def _finding(stack: Stack, measure: Measure, pack: Make, documents: Documents) -
     )
 
 
-def _sources(stack: Stack, measure: Measure, pack: Make, documents: Documents, worst: Compared) -> list[int]:
+def _sources(comparison: Comparison, documents: Documents, worst: Compared) -> list[int]:
     """The other documents whose content reaches the worst one."""
+    stack, measure, pack = comparison.stack, comparison.measure, comparison.make
     before = stack.run(pack(documents))
     sources = []
     for other in set(range(len(documents))) - {worst.document}:
@@ -87,11 +86,9 @@ def _sources(stack: Stack, measure: Measure, pack: Make, documents: Documents, w
     return sources
 
 
-def _cause(
-    stack: Stack, measure: Measure, pack: Make, documents: Documents, worst: Compared, sources: list[int]
-) -> tuple[str, str, str]:
+def _cause(comparison: Comparison, documents: Documents, worst: Compared, sources: list[int]) -> tuple[str, str, str]:
     """(what is wrong, the fix, the argument), by which change of the inputs makes the difference go away."""
-    inputs = pack(documents)
+    inputs = comparison.make(documents)
     places = located(inputs, documents)
     wrong = _unrestarted(inputs, places)
     words = f"Document {worst.document} attends to document {sources[0]} of its pack" if sources else ""
@@ -101,7 +98,7 @@ def _cause(
     elif not words:
         words = f"Document {worst.document} depends on its place in the pack: its positions do not restart"
     for fix, edit in _edits(places):
-        if isinstance(inputs, Mapping) and _silent(stack, measure, pack, documents, edit):
+        if isinstance(inputs, Mapping) and comparison.same_with(documents, edit):
             return words, f"{fix}  # with it the document is the same as alone", fix.partition(" ")[0]
     if sources:
         return (
@@ -155,13 +152,6 @@ def _edits(places: list[Place]) -> list[tuple[str, Make]]:
         ("attention_mask (1, 1, L, L) of blocks, one for each document", blocks),
         ("attention_mask of blocks and position_ids that restart", lambda inputs: blocks(restarted(inputs))),
     ]
-
-
-def _silent(stack: Stack, measure: Measure, pack: Make, documents: Documents, edit: Make) -> bool:
-    try:
-        return compared(stack, measure, pack, documents, edit) is None
-    except TargetError:
-        return False
 
 
 # Gradients
