@@ -32,14 +32,11 @@ class StackParts:
     assumed: tuple[str, ...]
 
 
-def stack_parts(model: Any, causal: bool | None) -> StackParts:
+def stack_parts(model: Any, causal: bool | None, vocabulary: int) -> StackParts:
     config = model.config
-    known = (
-        model.get_input_embeddings().num_embeddings if hasattr(model.get_input_embeddings(), "num_embeddings") else 0
-    )
-    special = tuple(token for token in _special(config) if 0 <= token < (known or token + 1))
+    special = tuple(token for token in _special(config) if 0 <= token < vocabulary)
     pad = getattr(config.get_text_config(), "pad_token_id", None)
-    pad = pad if isinstance(pad, int) and 0 <= pad < (known or pad + 1) else 0
+    pad = pad if pad in special else 0
     cached = _takes_flag(model)
     decodes = cached and causal and not config.is_encoder_decoder and _gives_cache(model)
     return StackParts(

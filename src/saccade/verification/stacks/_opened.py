@@ -185,9 +185,9 @@ def _known(given: Given) -> Known:
         window = min(widths, default=None)
     pad, constants, generate = 0, dict(reading.constants), None
     if is_transformers(given.model):
-        found = registered("verified_models").stack_parts(given.model, subject.promise.causal)
+        found = registered("verified_models").stack_parts(given.model, subject.promise.causal, reading.vocabulary)
         special += found.special
-        pad = min(found.pad, reading.vocabulary - 1)
+        pad = found.pad
         constants |= found.constants
         decoders, generate = decoders or found.decoders, found.generate
         assumed += found.assumed
