@@ -440,10 +440,14 @@ def test_silent_connections_leave_room_for_a_page(session, monkeypatch):
 
 def test_without_descriptors_connections_are_refused_in_silence(tmp_path):
     script = """
-import os, resource, socket, urllib.request, saccade
+import os, resource, socket, time, urllib.request, saccade
 viewer = saccade.view("I will go", browser=False, block=False)
 host, _, port = viewer.url.partition("//")[2].partition("/")[0].rpartition(":")
-urllib.request.urlopen(viewer.url).read()
+before = len(os.listdir("/proc/self/fd"))
+with urllib.request.urlopen(viewer.url) as page:
+    page.read()
+while len(os.listdir("/proc/self/fd")) > before:
+    time.sleep(0.01)  # until the viewer has closed its end, whose descriptor would be free again later
 clients = [socket.socket() for _ in range(3)]
 resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, ) * 2)
 kept = []
