@@ -313,7 +313,7 @@ inline void ProgramRun::step(const ScoreProgram::Instruction& x, float* to, int6
                     store(to + n * grain + j, load(a.from + n * spread + below + j));
             return;
         case 74: return load_line(p.bias.tables[x.number], ((vi)a.at(0))[0], to, width);
-        case 73: return one([](vf x) SACCADE_LAMBDA { return x; });
+        case 42: case 73: return one([](vf x) SACCADE_LAMBDA { return x; });
         default: return each(to, width, [&](int64_t) SACCADE_LAMBDA { return splat(nan); });
     }
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from looped import looped
-from saccade import ALiBi
+from saccade import ALiBi, attention
 from saccade.nn.cache import StaticLayer, WindowLayer
 from saccade.operator._masks import (
     Blocks,
@@ -87,6 +87,7 @@ BUILDING = [
     ),
     (TypeError, "fn must be a function of (b, h, q, k)", lambda: Predicate(3)),
     (ValueError, "heads must be at least 1", lambda: Predicate(lambda b, h, q, k: k <= q, heads=0)),
+    (TypeError, "fn must take the 4 arguments (b, h, q, k), got a function of (q)", lambda: Predicate(lambda q: q)),
     (TypeError, "bias=", lambda: as_mask(torch.zeros(5, 7))),
     (TypeError, "write Causal(...)", lambda: as_mask(Causal)),
     (TypeError, "must be a Mask, a bool tensor or None, got 'causal' (str)", lambda: as_mask("causal")),
@@ -283,6 +284,21 @@ def test_a_slice_is_only_for_its_own_sizes():
 )
 def test_a_predicate_must_declare_what_it_tells_apart(name, fn):
     check(ValueError, f"fn uses {name}; say how many there are", lambda: Predicate(fn).dense(3, 5))
+
+
+def test_a_predicate_reads_no_item_or_head_that_a_table_lacks():
+    rows, spans = torch.zeros(1, 7, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+    by_item, by_head = (lambda b, h, q, k: rows[b, q] == rows[b, k]), (lambda b, h, q, k: q - k < spans[h])
+    query = torch.zeros(3, 5, 7, 2)
+    few = "fn reads a tensor with 1 of the 3 batch items"
+    check(IndexError, few, lambda: attention(query, query, query, Predicate(by_item)))
+    check(IndexError, few, lambda: attention(query, query, query, (Causal() & Predicate(by_item)).at(0)))
+    few = "fn reads a tensor with 1 of the 5 query heads"
+    check(IndexError, few, lambda: attention(query, query, query, Predicate(by_head)))
+
+
+def test_a_predicate_that_needs_values_in_python_names_the_operators():
+    check(TypeError, "use torch.where, &, |, ~", lambda: Predicate(lambda b, h, q, k: 0 <= q - k < 5).dense(3, 5))
 
 
 def test_a_predicate_must_answer_with_booleans():

@@ -41,6 +41,10 @@ FUNCTIONS = {
     "pair of all heads": (lambda: (float32(LK, LK),), lambda t, s, b, h, q, k: torch.sin(s * t[0][q, k])),
     "pair by copy": (lambda: (float32(31),), lambda t, s, b, h, q, k: s + s * t[0][(q * k) % 31]),
     "quotient": (lambda: (float32(HQ, LK),), lambda t, s, b, h, q, k: s / (1.5 + t[0][h, k].sin())),
+    "detached": (
+        lambda: (float32(HQ, 2 * LK),),
+        lambda t, s, b, h, q, k: s * t[0][h, k - q + LK].detach() + (s.tanh() - s).detach() * t[0][h, q],
+    ),
     "one table twice": (lambda: (float32(HQ, LK),), lambda t, s, b, h, q, k: s * t[0][h, q] - t[0][h, k] * 0.5),
     "bools and wholes": (
         lambda: (torch.rand(LK, LK) < 0.5,),
@@ -101,6 +105,7 @@ OF_ONE = (
     "ceil",
     "round",
     "trunc",
+    "detach",
 )
 OF_ONE = (*OF_ONE, "not", "to_float", "to_bool", "is_nan")
 NAN, MOST = 12345.0, 3e38

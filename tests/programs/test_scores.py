@@ -5,6 +5,7 @@ Sizes are distinct primes. Some functions are recognised and have kernels, some 
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
@@ -40,6 +41,11 @@ def positions():
     return b, h, q + LK - LQ, k
 
 
+def without_gradients(x):
+    with torch.no_grad():
+        return x * 1.0
+
+
 # Each function is written once: on scalars it is the `Score`, on whole tensors the dense formula.
 FUNCTIONS = {
     "itself": lambda s, b, h, q, k, t: s,
@@ -64,6 +70,8 @@ FUNCTIONS = {
     "exponent of a table": lambda s, b, h, q, k, t: s + torch.exp(t["heads"][h]),
     "rounded index": lambda s, b, h, q, k, t: s + t["heads"][(s * 0).to(torch.int64) + h],
     "without the score": lambda s, b, h, q, k, t: t["heads"][h] * (q - k) + 0.0 * s,
+    "straight through": lambda s, b, h, q, k, t: (s.tanh() - s).detach() + s * t["heads"][h] + t["items"][b, k].data,
+    "without gradients": lambda s, b, h, q, k, t: s * t["heads"][h] + without_gradients(s * t["items"][b, k]),
     "not traced": lambda s, b, h, q, k, t: s + torch.stack([s * 0, t["heads"][h].expand(s.shape)]).logsumexp(0),
 }
 KNOWN = {
@@ -134,6 +142,21 @@ def test_explain_says_what_a_function_is_recognised_as(name):
     assert plan.score == KNOWN[name]
     found = saccade.attention(*given, bias=score(name, held))
     torch.testing.assert_close(found, dense(name, *given, held)[0], atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "function, fix",
+    [
+        (lambda s, b, h, q, k: s if q > k else -s, "use torch.where, &, |, ~"),
+        (lambda s, b, h, q, k: s + [1.0, 2.0][h], "make it a tensor"),
+        (lambda s, b, h, q, k: s + torch.rand_like(s), "draw them before the call"),
+    ],
+)
+def test_explain_raises_what_a_call_raises(function, fix):
+    given, bias = tensors(torch.float32), saccade.Score(function)
+    for call in (saccade.explain, saccade.attention):
+        with pytest.raises(RuntimeError, match=re.escape(fix)):
+            call(*given, bias=bias)
 
 
 def test_functions_that_cannot_be_traced_say_so():

@@ -393,7 +393,7 @@ def _through_numpy(s, b, h, q, k):
         (lambda s, b, h, q, k: s * [1.0, 2.0][h], "needed in Python"),
         (lambda s, b, h, q, k: s * math.sqrt(q), "needed in Python"),
         (_through_numpy, "needed in Python"),
-        (lambda s, b, h, q, k: Doubled.apply(s), "needed in Python"),
+        (lambda s, b, h, q, k: Doubled.apply(s), "a part without gradients"),
         (lambda s, b, h, q, k: scripted(s), "foreign code|torch."),
         (_with_whole_numbers, "can't be cast"),
         (lambda s, b, h, q, k: s + torch.special.i0(s), "i0"),

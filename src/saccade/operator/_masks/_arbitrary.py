@@ -129,7 +129,9 @@ def as_mask(mask: Any) -> Mask | None:
         return FromTensor(mask)
     if isinstance(mask, type) and issubclass(mask, Mask):
         raise TypeError(f"mask: got the class {mask.__name__}, write {mask.__name__}(...)")
-    raise TypeError(f"mask must be a Mask, a bool tensor or None, got {describe(mask)}")
+    hints = {"BlockMask": "saccade.flex_attention takes it", "Score": "pass it as bias="}
+    hint = hints.get(type(mask).__name__, "wrap it: saccade.Predicate(function)" if callable(mask) else "")
+    raise TypeError(f"mask must be a Mask, a bool tensor or None, got {describe(mask)}{hint and f'; {hint}'}")
 
 
 class _TensorByContents:

@@ -42,6 +42,8 @@ class MaskProblem:
     keys: int
     positions: Span
     exact: bool = True
+    batch: int | None = None  # None: not known
+    heads: int | None = None
 
     def standing(self, positions: Span) -> MaskProblem:
         return replace(self, positions=positions)
@@ -354,7 +356,7 @@ class Mask(ABC):
             raise ValueError(f"mask: made for {heads} heads, the query has {Hq} heads: {self!r}")
         if device is not None:
             self._check_device(torch.device(device))
-        self._check_fit(MaskProblem(Lq, Lk, (Lk - Lq, Lk)))
+        self._check_fit(MaskProblem(Lq, Lk, (Lk - Lq, Lk), batch=B, heads=Hq))
 
     def _check_sizes(self, Lq: int, Lk: int) -> None:
         fixed = self._required_lengths()

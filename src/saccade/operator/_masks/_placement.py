@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -167,7 +168,9 @@ class Slice(Mask):
 
     def _check_fit(self, problem: MaskProblem) -> None:
         rows, keys = self.lengths or (self.rows[1], self.keys[1])
-        inner = MaskProblem(rows, keys, _shifted((0, rows), self._offset()), exact=self.lengths is not None)
+        inner = replace(
+            problem, rows=rows, keys=keys, positions=_shifted((0, rows), self._offset()), exact=self.lengths is not None
+        )
         self.part._check_fit(inner)
 
     def allows(self, b: Tensor, h: Tensor, row: Tensor, position: Tensor, key: Tensor) -> Tensor:

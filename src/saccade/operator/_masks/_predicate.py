@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._programs._language import Program as Traced
-from .._programs._tracing import NotTraceable, traced
+from .._programs._tracing import NotTraceable, check_arguments, traced
 from .._surroundings import lasting
 from ._data import describe, of_vmap, whole
 from ._intervals import Kind, Region
@@ -64,6 +64,7 @@ class Predicate(Mask):
     def __init__(self, fn: Callable[..., Tensor], *, batch: int | None = None, heads: int | None = None):
         if not callable(fn):
             raise TypeError(f"Predicate: fn must be a function of (b, h, q, k), got {describe(fn)}")
+        check_arguments(fn, _LEAVES, "Predicate: fn")
         self._set(
             fn=fn,
             batch=None if batch is None else whole(batch, "Predicate: batch", least=1),
@@ -80,7 +81,15 @@ class Predicate(Mask):
             return made.allows(b, h, row, position, key)
         item = _Undeclared("b", "batch") if self.batch is None else b
         head = _Undeclared("h", "heads") if self.heads is None else h
-        answer = self.fn(item, head, position, key)
+        try:
+            answer = self.fn(item, head, position, key)
+        except RuntimeError as error:
+            if "Boolean value of Tensor" not in str(error):
+                raise
+            words = "`if`, `and`, `or`, `not` and chained comparisons"
+            raise TypeError(
+                f"Predicate: fn needs a value in Python, as of {words}; use torch.where, &, |, ~"
+            ) from error
         if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
             raise TypeError(f"Predicate: fn must return a bool tensor, got {describe(answer)}")
         return answer if answer.dim() >= key.dim() else answer.expand(np.broadcast_shapes(position.shape, key.shape))
@@ -102,7 +111,14 @@ class Predicate(Mask):
         return "called for each pair"
 
     def fits(self, problem: MaskProblem) -> None:
-        self._reads()  # a call begins: what changed since the last one is noticed
+        made = self._program(thoroughly=True)  # a call begins: what changed since the last one is noticed
+        if made is None:
+            return
+        known, given = sizes_of(made.traced, made.fixed_tables), (self.batch, self.heads)
+        there = (problem.batch, "batch items"), (problem.heads, "query heads")
+        for size, wanted, (count, what) in zip(known, given, there, strict=True):
+            if wanted is None and size is not None and count is not None and count > size:
+                raise IndexError(f"Predicate: fn reads a tensor with {size} of the {count} {what}: {self!r}")
 
     def _in_kernels(self, scope: ProgramScope) -> Mask:
         made = self._program()

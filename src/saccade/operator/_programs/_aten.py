@@ -200,6 +200,7 @@ _ONE: dict[str, Callable[..., Value]] = {
     "sigmoid": lambda x: x.floating("sigmoid"),
     **{name: _rounded(name) for name in ("floor", "ceil", "trunc")},
     "round": _rounded_to,
+    **dict.fromkeys(("detach", "data"), lambda x: x.one("detach") if x.kind == "float" else x),
     "neg": lambda x: -x,
     "positive": _positive,
     "abs": _absolute,
@@ -266,9 +267,7 @@ _TWO: dict[str, Callable[..., Value]] = {
     "heaviside": lambda x, y: x.equals(0).where(y, (x > 0).to(y.kind)),
     "hypot": lambda x, y: (x * x + y * y).floating("sqrt"),
 }
-_CASTS = (
-    "to float double half bfloat16 int long short bool type type_as clone contiguous detach data cpu as_tensor".split()
-)
+_CASTS = "to float double half bfloat16 int long short bool type type_as clone contiguous cpu as_tensor".split()
 _THREE: dict[str, tuple[tuple[str, ...], Callable[..., Value]]] = {
     "where": (("condition", "input", "other"), lambda condition, x, y: condition.where(x, y)),
     "clamp": (("input", "min", "max"), _clamp),

@@ -400,6 +400,7 @@ OPERATIONS: dict[str, Operation] = {
     "to_int": Operation(39, "int", lambda x: x.to(torch.int64), _rising(np.trunc)),
     "to_bool": Operation(40, "bool", lambda x: x != 0, _truth),
     "is_nan": Operation(41, "bool", torch.isnan, _between(0, 1)),
+    "detach": Operation(42, "float", Tensor.detach, lambda x: x),  # its derivative is 0
 }
 LEAF_NUMBERS = {name: 64 + n for n, name in enumerate(LEAVES)}
 CONST, LOAD = 70, 71
@@ -514,7 +515,7 @@ def bounds(
 
 
 # Of floats: operations that do not round.
-_EXACT = frozenset("const score load neg abs sign min max where floor ceil round trunc".split())
+_EXACT = frozenset("const score load neg abs sign min max where floor ceil round trunc detach".split())
 _LEAST, _MOST = 2.0**-126, 2.0**127  # of normal numbers; beyond half of the greatest sums may overflow
 
 

@@ -125,6 +125,8 @@ class Recorder(TorchFunctionMode):
         called = getattr(func, "__name__", "")
         if called in _RANDOM:
             raise NotTraceable(f"random numbers (torch.{called})")
+        if not torch.is_grad_enabled():
+            raise NotTraceable("a part without gradients (torch.no_grad, or an autograd.Function); .detach() works")
         self._check_writes(func, called, args, kwargs)
         if not symbols:
             return self._step(func, args, kwargs)

@@ -19,7 +19,11 @@ DESCRIBING = frozenset(  # what says nothing about values
     "stride is_floating_point is_complex element_size itemsize get_device __len__ is_contiguous is_tensor result_type "
     "is_signed is_leaf is_inference is_quantized is_nested is_mps is_xpu grad_fn names __hash__ is_conj is_neg".split()
 )
-_VALUES = frozenset(("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"))
+# What needs a value in Python, and what people write that does.
+_VALUES = dict.fromkeys(("item", "tolist", "numpy", "__int__", "__float__", "__array__"), "") | {
+    "__bool__": ", as of `if`, `and`, `or`, `not` and chained comparisons: use torch.where, &, |, ~",
+    "__index__": ", as of a list or an array that is read by an index: make it a tensor",
+}
 
 
 def applied(recording: Recording, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -37,7 +41,7 @@ def applied(recording: Recording, func: Any, args: Sequence[Any], kwargs: dict[s
     if special is not None:
         return special(recording, func, args, kwargs)
     if name in _VALUES:
-        raise NotTraceable(f"the value of a symbol is needed in Python (Tensor.{name})")
+        raise NotTraceable(f"a value is needed in Python (Tensor.{name}{_VALUES[name]})")
     raise NotTraceable(f"torch.{name}")
 
 

@@ -122,7 +122,7 @@ def _checked(trace: Trace, tables: list[Tensor], name: str, device: torch.device
 
 
 def _traced(fn: Callable[..., Any], leaves: Sequence[str], walked: Reached, name: str) -> tuple[Trace, bool]:
-    _check_arguments(fn, leaves, name)
+    check_arguments(fn, leaves, name)
     if walked.writes is not None:
         raise ValueError(f"{name} must not have side effects: it binds the outer variable {walked.writes!r}")
     recorder = Recorder(walked.tensors, name)
@@ -156,7 +156,7 @@ def _check_unknown(fn: Callable[..., Any], leaves: Sequence[str], walked: Reache
 
 @lasting
 def _recorded(fn: Callable[..., Any], leaves: Sequence[str], recorder: Recorder) -> int:
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), torch.enable_grad():
         given = [leaf(recorder, name, _DTYPES[LEAVES[name]]) for name in leaves]
         try:
             with recorder:
@@ -169,7 +169,8 @@ def _recorded(fn: Callable[..., Any], leaves: Sequence[str], recorder: Recorder)
         return recorder.output(result, "score" in leaves)
 
 
-def _check_arguments(fn: Callable[..., Any], leaves: Sequence[str], name: str) -> None:
+def check_arguments(fn: Callable[..., Any], leaves: Sequence[str], name: str) -> None:
+    """TypeError for a function that cannot be called with these arguments."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):

@@ -61,6 +61,8 @@ def _as_function(score: Score, reason: str, problem: ScoreProblem) -> BoundScore
     captured = reached(score.function).tensors
     bias = FunctionBias(score.function, captured, reason, problem.query, accumulator_of(problem.query))
     bias.offset = problem.offset
+    if not torch.compiler.is_compiling():
+        bias.check(problem.query)
     description = f"run by vmap over tiles, because it cannot be traced: {reason}"
     return BoundScore(problem.mask, bias, problem.scale, problem.softcap, description)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,6 +56,16 @@ class FunctionBias(ModifiedScores):
         new: Tensor = self.function(score, b, h, q, k)
         return new
 
+    def check(self, like: Tensor) -> None:
+        """Run the function on one pair.
+
+        Raises:
+            RuntimeError: torch.vmap cannot run it. TypeError, ValueError: it does not return one float.
+        """
+        zero = torch.zeros(1, dtype=torch.int64, device=like.device)
+        with contextlib.suppress(IndexError):  # this pair may be hidden
+            self._run(zero.to(self.parameter.dtype), [zero] * 4, self.parameter)
+
     def _run(self, score: Tensor, indices: list[Tensor], parameter: Tensor) -> Tensor:
         """The new scores (n,) of n pairs."""
         sizes = [tensor.numel() for tensor in self.captured]
@@ -65,9 +76,14 @@ class FunctionBias(ModifiedScores):
         except IndexError as error:
             raise IndexError(f"Score: {error}") from error
         except RuntimeError as error:
+            random = self.reason.startswith("random numbers")
+            fix = (
+                "draw them before the call and capture the tensor, or use dropout="
+                if random
+                else ("write it with operations of PyTorch, such as torch.where instead of `if`")
+            )
             raise RuntimeError(
-                f"Score: the function cannot be traced ({self.reason}), and torch.vmap cannot run it either; write it "
-                "with operations of PyTorch, such as torch.where instead of `if`"
+                f"Score: the function cannot be traced ({self.reason}), and torch.vmap cannot run it either; {fix}"
             ) from error
         if not isinstance(new, Tensor) or not new.is_floating_point():
             came = new.dtype if isinstance(new, Tensor) else type(new).__name__

@@ -260,4 +260,5 @@ def _check_range(
     worst = worst - size if worst < 0 else worst
     raise IndexError(
         f"Score: index {worst} is out of range for axis {axis} (size {size}) of captured tensor {table}, shape {shape}"
+        "; clamp the index: torch.where does not guard a read"
     )
