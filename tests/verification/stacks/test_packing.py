@@ -41,6 +41,7 @@ def test_labels_that_cross_the_seam():
 
     [finding] = saccade.verify_stack(Dense(), pack=pack).findings
     assert finding.where == "labels"
+    assert [len(document) for document in finding.example] == [1, 1]
 
 
 def test_the_model_is_as_before():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 from stacks.reports.every import CASES
+from stacks.reports.model import Model, padded
 
 import saccade
 from saccade.verification.stacks.probes import PROBES
@@ -40,3 +41,13 @@ def test_the_fault_is_named(case):
 def test_the_mended_stack_is_silent(case):
     report = saccade.verify_stack(**case.right())
     assert not report.findings, report
+
+
+class NeedsMask(Model):
+    def forward(self, input_ids, attention_mask, **others):
+        assert attention_mask is not None
+        return super().forward(input_ids, attention_mask, **others)
+
+
+def test_a_model_that_needs_its_mask_is_not_accused_of_it():
+    assert not saccade.verify_stack(NeedsMask(), batch=padded, causal=True).findings

@@ -200,34 +200,39 @@ def _gradient(stack: Stack, make: Make, documents: Documents, every: Documents) 
 
 def _labels(pack: Make, documents: Documents) -> Iterator[Finding]:
     """Labels in which the last token of a document is to predict the first of the next."""
+    if not _crossing(pack, documents):
+        return
+    documents = smallest(documents, lambda rows: bool(_crossing(pack, rows)))
+    crossing, inputs = _crossing(pack, documents), pack(documents)
+    yield PROBE.error(
+        f"Labels cross the seam: the last token of a document is trained to predict the first token of the next, "
+        f"at position {crossing[0].start} of the pack",
+        f"{len(crossing)} of {int((inputs['labels'] != -100).sum())} labels of this pack ask for a token that nothing "
+        "before it can tell.",
+        "labels[:, starts] = -100  # the first token of each document"
+        if _shift(ids_of(inputs), inputs["labels"]) == 0
+        else "labels[:, ends] = -100  # the last token of each document",
+        documents,
+        where="labels",
+        position=crossing[0].start,
+    )
+
+
+def _crossing(pack: Make, documents: Documents) -> list[Place]:
+    """The documents whose first token is a label of the document before."""
     inputs = pack(documents)
     labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
     ids = ids_of(inputs)
     if not isinstance(labels, Tensor) or labels.shape != ids.shape:
-        return
+        return []
     shift = _shift(ids, labels)
-    places = sorted(located(inputs, documents))
-    crossing = [
+    return [
         place
-        for before, place in pairwise(places)
+        for before, place in pairwise(sorted(located(inputs, documents)))
         if before.row == place.row
         and before.start + before.length == place.start
         and int(labels[place.row, place.start - shift]) == int(ids[place.row, place.start])
     ]
-    if crossing:
-        place = crossing[0]
-        yield PROBE.error(
-            f"Labels cross the seam: the last token of a document is trained to predict the first token of the next, "
-            f"at position {place.start} of the pack",
-            f"{len(crossing)} of {int((labels != -100).sum())} labels of this pack ask for a token that nothing before "
-            "it can tell.",
-            "labels[:, starts] = -100  # the first token of each document"
-            if shift == 0
-            else "labels[:, ends] = -100  # the last token of each document",
-            documents,
-            where="labels",
-            position=place.start,
-        )
 
 
 def _shift(ids: Tensor, labels: Tensor) -> int:
