@@ -173,3 +173,43 @@ def _generate(model: Any, pad: int, special: tuple[int, ...]) -> Generate:
         return made.sequences[:, width:].tolist(), torch.stack(made.logits, 1)
 
     return generate
+
+
+# Trainers, tokenizers
+
+
+def trainer_step(trainer: Any) -> Callable[[list[Documents]], Tensor] | None:
+    """A training step over micro-batches, as the trainer makes it: its collator, its count of tokens, its loss.
+
+    None for a trainer without the methods of a transformers `Trainer`.
+    """
+    needed = ("training_step", "get_batch_samples", "data_collator")
+    if not all(callable(getattr(trainer, name, None)) for name in needed):
+        return None
+
+    def step(batches: list[Documents]) -> Tensor:
+        collated = [
+            trainer.data_collator([{"input_ids": list(document), "labels": list(document)} for document in batch])
+            for batch in batches
+        ]
+        before = getattr(trainer, "current_gradient_accumulation_steps", None)
+        trainer.current_gradient_accumulation_steps = len(batches)
+        try:
+            samples, count = trainer.get_batch_samples(iter(collated), len(collated), trainer.args.device)
+            return torch.stack([trainer.training_step(trainer.model, sample, count) for sample in samples]).sum()
+        finally:
+            trainer.current_gradient_accumulation_steps = before
+
+    return step
+
+
+def tokenizer_batch(tokenizer: Any) -> Callable[[Documents], Any] | None:
+    """Batches as the tokenizer pads them; None where it has no padding token."""
+    if getattr(tokenizer, "pad_token_id", None) is None or not callable(getattr(tokenizer, "pad", None)):
+        return None
+
+    def batch(documents: Documents) -> dict[str, Tensor]:
+        rows = [{"input_ids": list(document)} for document in documents]
+        return dict(tokenizer.pad(rows, padding=True, return_tensors="pt"))
+
+    return batch

@@ -5,7 +5,7 @@ Shape legend: L length, V width of an output.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -94,7 +94,7 @@ def exact(stack: Stack, *, cast: bool = True) -> Iterator[bool]:
     try:
         if cast and sum(map(size_of, stack.modules)) <= LARGEST:
             usual = _finite(stack)
-            kept = _cast(stack.modules)
+            kept = _changed(stack.modules, Tensor.double)
             if kept and (usual is None or _finite(stack) != usual):
                 _give_back(kept)
                 kept = []
@@ -105,11 +105,37 @@ def exact(stack: Stack, *, cast: bool = True) -> Iterator[bool]:
             part.training = mode
 
 
-def _cast(modules: tuple[nn.Module, ...]) -> list[tuple[Tensor, Tensor]]:
+@contextmanager
+def in_dtype(stack: Stack, dtype: torch.dtype) -> Iterator[None]:
+    """Within, the stack's parameters and buffers of floating-point numbers have this dtype."""
+    kept = _changed(stack.modules, lambda tensor: tensor.to(dtype))
+    try:
+        yield
+    finally:
+        _give_back(kept)
+
+
+@contextmanager
+def nudged(stack: Stack, unit: float) -> Iterator[None]:
+    """Within, each parameter is `unit` times itself larger or smaller: its rounding in a dtype of this unit."""
+    generator = torch.Generator().manual_seed(0)
+
+    def moved(tensor: Tensor) -> Tensor:
+        signs = torch.randint(2, tensor.shape, generator=generator).to(tensor) * 2 - 1
+        return tensor * (1 + unit * signs)
+
+    kept = _changed(stack.modules, moved)
+    try:
+        yield
+    finally:
+        _give_back(kept)
+
+
+def _changed(modules: tuple[nn.Module, ...], change: Callable[[Tensor], Tensor]) -> list[tuple[Tensor, Tensor]]:
     tensors = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
     kept = [(tensor, tensor.data) for tensor in tensors.values() if tensor.is_floating_point()]
     for tensor, data in kept:
-        tensor.data = data.double()
+        tensor.data = change(data)
     return kept
 
 

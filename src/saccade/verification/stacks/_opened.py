@@ -85,7 +85,7 @@ def _takes(short: nn.Module, given: Given) -> bool:
 
 
 def _of_trainer(given: Given) -> Given:
-    """The parts of a trainer where the user gives none: model, collator, tokenizer."""
+    """The parts of a trainer where the user gives none: model, collator, tokenizer, step."""
     trainer = given.model if given.trainer is None else given.trainer
     model = trainer.model if given.model is None or given.model is trainer else given.model
     collator = trainer.data_collator
@@ -96,11 +96,28 @@ def _of_trainer(given: Given) -> Given:
 
     rows = len(ids_of(collated([[5, 6, 7], [7, 6, 5]])))
     batch, pack = (given.batch or collated, given.pack) if rows > 1 else (given.batch, given.pack or collated)
-    return replace(given, model=model, trainer=trainer, tokenizer=tokenizer, batch=batch, pack=pack)
+    step = given.step or registered("verified_models").trainer_step(trainer)
+    return replace(given, model=model, trainer=trainer, tokenizer=tokenizer, batch=batch, pack=pack, step=step)
+
+
+def _said_of(given: Given) -> list[str]:
+    """The parts of a trainer and a tokenizer that are used, in words for the report."""
+    words = []
+    if given.trainer is not None:
+        trained = ", and its training step" if given.step is not None else ""
+        words.append(f"the model and collator are those of the {type(given.trainer).__name__}{trained}")
+    side = getattr(given.tokenizer, "padding_side", None)
+    if side is not None and given.batch is not None and given.trainer is None:
+        words.append(f"batches are padded by the tokenizer, on the {side} (otherwise batch=)")
+    return words
 
 
 def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
+    if given.batch is None and (batch := registered("verified_models").tokenizer_batch(given.tokenizer)) is not None:
+        given = replace(given, batch=batch)
     known = _known(given)
+    if said := _said_of(given):
+        known = replace(known, assumed=(*known.assumed, *said))
     tokens = token_ids(known.vocabulary or _vocabulary(given, known, modules), known.special)
     stack = Stack(
         known.name,

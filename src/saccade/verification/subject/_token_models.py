@@ -114,7 +114,8 @@ def longest_input(module: nn.Module) -> int | None:
     limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "block_size")]
     limits += [getattr(module, name, None) for name in ("max_len", "max_length", "block_size", "context_length")]
     for name, part in module.named_modules():
-        if isinstance(part, nn.Embedding) and ("pos" in name.lower() or name.endswith("wpe")):
+        of_text = not any(other in name for other in ("vision", "image", "visual", "audio"))
+        if isinstance(part, nn.Embedding) and of_text and ("pos" in name.lower() or name.endswith("wpe")):
             # RoBERTa counts positions from behind its padding index.
             limits.append(part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1))
     return min((value for value in limits if isinstance(value, int) and value > 0), default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._probe import Probe
-from . import _batch, _cache, _causality, _determinism, _packing
+from . import _agreement, _batch, _cache, _causality, _determinism, _packing, _positions, _reach, _training
 
 PROBES: tuple[Probe, ...] = (
     _determinism.PROBE,
@@ -11,4 +11,8 @@ PROBES: tuple[Probe, ...] = (
     _batch.PROBE,
     _packing.PROBE,
     _cache.PROBE,
+    _reach.PROBE,
+    _positions.PROBE,
+    _agreement.PROBE,
+    _training.PROBE,
 )

@@ -1,0 +1,136 @@
+"""Which pairs the layers of a model see, by its configuration and by the user's promises.
+
+Shape legend: L length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._stack import Stack
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A pattern of pairs that a layer may have. `pairs(L)` is (L, L) bool: pairs with weight."""
+
+    words: str
+    argument: str  # of the configuration, or of `verify_stack`
+    pairs: Callable[[int], Tensor]
+    width: int | None = None  # of a window or chunk
+
+
+@dataclass(frozen=True)
+class LayerRules:
+    """Patterns that each layer may have, by its number; those of `others` for layers without a number of their own.
+
+    `needed`: a pattern that at least one layer has.
+    """
+
+    layers: Mapping[int, tuple[Pattern, ...]]
+    others: tuple[Pattern, ...] = ()
+    needed: Pattern | None = None
+
+    def of(self, layer: int) -> tuple[Pattern, ...]:
+        return self.layers.get(layer, self.others)
+
+    @property
+    def widths(self) -> list[int]:
+        patterns = [*self.others, *(pattern for patterns in self.layers.values() for pattern in patterns)]
+        return sorted({pattern.width for pattern in patterns if pattern.width is not None})
+
+
+def rules_of(stack: Stack) -> LayerRules | None:
+    """The rules of the stack's configuration or promises; None: nothing says what its layers see."""
+    causal, config = stack.promises.causal, configuration(stack)
+    if causal is None:
+        return None
+    kinds = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
+    if kinds:
+        own = getattr(config, "per_layer_config", None) or [config] * len(kinds)
+        layers = {
+            at: _patterns(kind, part, kinds, causal) for at, (kind, part) in enumerate(zip(kinds, own, strict=False))
+        }
+        return LayerRules({at: patterns for at, patterns in layers.items() if patterns})
+    local = getattr(config, "attention_layers", None)
+    if isinstance(local, (list, tuple)) and set(local) <= {"global", "local"}:  # GPT-Neo
+        width = getattr(config, "window_size", None)
+        windows = _windows(width, causal, "config.window_size") if isinstance(width, int) else ()
+        return LayerRules({at: windows if kind == "local" else (_full(causal),) for at, kind in enumerate(local)})
+    width, argument = _promised_window(stack, config)
+    if width is None:
+        return None
+    windows = _windows(width, causal, argument)
+    return LayerRules({}, (*windows, _full(causal)), windows[0])
+
+
+def configuration(stack: Stack) -> Any:
+    """The configuration of the part that reads text; None where the module has none."""
+    config: Any = getattr(stack.module, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _promised_window(stack: Stack, config: Any) -> tuple[int | None, str]:
+    if stack.promises.window is not None:
+        return stack.promises.window, "window="
+    width = getattr(config, "sliding_window", None)
+    used = hasattr(config, "get_text_config") and getattr(config, "use_sliding_window", True)
+    return (width, "config.sliding_window") if used and isinstance(width, int) and width > 0 else (None, "")
+
+
+def _patterns(kind: str, config: Any, kinds: list[str], causal: bool) -> tuple[Pattern, ...]:
+    """The patterns of a layer of this kind; none where its name does not say which pairs it sees."""
+    width = getattr(config, "sliding_window", None)
+    windows = _windows(width, causal, "config.sliding_window") if isinstance(width, int) and width > 0 else ()
+    if kind == "full_attention":  # where no layer is called sliding, a window may be for all of them, as MiniMax's is
+        return (_full(causal), *(() if "sliding_attention" in kinds else windows))
+    if kind == "sliding_attention":
+        return windows
+    size = getattr(config, "attention_chunk_size", None)
+    if kind == "chunked_attention" and isinstance(size, int) and size > 0:
+        return (_chunked(size, causal),)
+    return ()
+
+
+def _full(causal: bool) -> Pattern:
+    argument = "is_causal" if causal else "is_causal=False"
+    return Pattern("every earlier token" if causal else "every token", argument, lambda length: _base(length, causal))
+
+
+def _windows(width: int, causal: bool, argument: str) -> tuple[Pattern, ...]:
+    """The window that counts `width` keys, the query's own included. In both directions some count the query's own
+    key and some do not: `width - 1` or `width` keys on each side."""
+    distances = (width - 1,) if causal else (width - 1, width)
+    return tuple(_window(distance, width, causal, argument) for distance in distances)
+
+
+def _window(distance: int, width: int, causal: bool, argument: str) -> Pattern:
+    side = "" if causal else " to each side"
+
+    def pairs(length: int) -> Tensor:
+        return _base(length, causal) & (_apart(length).abs() <= distance)
+
+    return Pattern(f"a window of {width} keys{side}", argument, pairs, width)
+
+
+def _chunked(size: int, causal: bool) -> Pattern:
+    def pairs(length: int) -> Tensor:
+        chunk = torch.arange(length) // size
+        return _base(length, causal) & (chunk[:, None] == chunk)
+
+    return Pattern(f"chunks of {size} keys", "config.attention_chunk_size", pairs, size)
+
+
+def _base(length: int, causal: bool) -> Tensor:
+    return _apart(length) >= 0 if causal else torch.ones(length, length, dtype=torch.bool)
+
+
+def _apart(length: int) -> Tensor:
+    """(L, L): how far the key stands behind the query."""
+    places = torch.arange(length)
+    return places[:, None] - places

@@ -1,0 +1,307 @@
+"""The pairs that each layer and head sees are those that the configuration says, on every path.
+
+Shape legend: R rows, H heads, L length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....support._registered import registered
+from ...findings._finding import Finding, Inapplicable, TargetError, Unmeasured
+from .._bounds import Measure
+from .._documents import drawn, ids_of, located
+from .._layer_rules import LayerRules, Pattern, rules_of
+from .._probe import Probe
+from .._stack import Stack
+
+_LENGTH = 23
+_MOST_OUTPUTS = 2**26  # numbers in the logits of one document; longer windows are not reached
+_LONGEST = 1100
+
+
+class LayerPairs(NamedTuple):
+    """The pairs (H, L, L) that one attention call gives weight to, among the tokens of one document."""
+
+    name: str
+    layer: int
+    pairs: Tensor
+    mass: Tensor  # (H, L): the sum of the weights of each query
+    is_explained: bool
+
+
+class Path(NamedTuple):
+    """One way to give a document, and the layers' pairs on it."""
+
+    name: str
+    layers: list[LayerPairs]
+
+
+class Wrong(NamedTuple):
+    """A pair that has weight and should not, or the other way round."""
+
+    path: str
+    layer: LayerPairs
+    pattern: Pattern
+    head: int
+    query: int
+    key: int
+    share: float  # of the layer's pairs that are wrong
+
+
+def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
+    if stack.module is None:
+        raise Inapplicable("it has no module whose layers could be watched")
+    rules = rules_of(stack)
+    document = drawn(stack.vocabulary, [_length(stack, rules)])[0]
+    unobserved: dict[str, str] = {}
+    paths = [Path(name, _layers(stack, inputs, document, unobserved)) for name, inputs in _inputs(stack, document)]
+    if not any(path.layers for path in paths):
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in unobserved.items())
+        raise Unmeasured(f"no attention among its tokens could be observed{f' ({reasons})' if reasons else ''}")
+    findings = [
+        *_unexplained(paths, document),
+        *_unlike_rules(stack, rules, paths, document),
+        *_itself_alone(stack, paths, document),
+    ]
+    yield from findings[:1] or [*_unlike_each_other(paths, document), *_without_sinks(stack, paths, document)]
+    _say_what_is_left(rules, len(document), unobserved)
+
+
+def _length(stack: Stack, rules: LayerRules | None) -> int:
+    wanted = max([_LENGTH, *(width + 5 for width in (rules.widths if rules else ()))])
+    fits = wanted <= _LONGEST and wanted * int(stack.vocabulary.max()) <= _MOST_OUTPUTS
+    return stack.length(wanted if fits else _LENGTH)
+
+
+def _say_what_is_left(rules: LayerRules | None, length: int, unobserved: Mapping[str, str]) -> None:
+    """
+    Raises:
+        Unmeasured: a window longer than what was run, or layers that could not be observed.
+    """
+    if rules is not None and any(width >= length for width in rules.widths):
+        raise Unmeasured(f"a window of {max(rules.widths)} keys is not left within the {length} tokens that were run")
+    if unobserved:
+        name, reason = next(iter(unobserved.items()))
+        raise Unmeasured(f"{len(unobserved)} of its attention calls could not be observed; {name}: {reason}")
+
+
+# Runs
+
+
+def _inputs(stack: Stack, document: list[int]) -> Iterator[tuple[str, Any]]:
+    alone = stack.batch([document])
+    yield "as the batch is made", alone
+    if isinstance(alone, Mapping) and "attention_mask" in alone:
+        yield "without attention_mask", {name: value for name, value in alone.items() if name != "attention_mask"}
+    longer = stack.length(len(document) + 4)
+    if stack.takes_padding and longer > len(document):
+        generator = torch.Generator().manual_seed(5)
+        other = stack.vocabulary[torch.randint(len(stack.vocabulary), (longer,), generator=generator)].tolist()
+        yield "in a padded batch", stack.batch([document, other])
+
+
+def _layers(stack: Stack, inputs: Any, document: list[int], unobserved: dict[str, str]) -> list[LayerPairs]:
+    [place] = located(inputs, [document])
+    try:
+        seen = registered("verified_models").inside(stack.module, lambda: stack.run(inputs))
+    except TargetError:  # another probe reports what raises on one path
+        return []
+    unobserved.update(seen.unobserved)
+    rows, length = ids_of(inputs).shape
+    return [
+        LayerPairs(
+            call.name,
+            call.layer,
+            call.pairs[place.row, :, place.columns, place.columns],
+            call.weights[place.row, :, place.columns].sum(-1),
+            call.is_explained,
+        )
+        for call in seen.calls
+        if call.weights.shape[0] == rows and call.weights.shape[2:] == (length, length)
+    ]
+
+
+# Comparisons
+
+
+def _unlike_rules(stack: Stack, rules: LayerRules | None, paths: list[Path], document: list[int]) -> Iterator[Finding]:
+    if rules is None:
+        return
+    wrong = [
+        place
+        for path in paths
+        for layer in path.layers
+        if (patterns := rules.of(layer.layer)) and (place := _wrong(path.name, layer, patterns)) is not None
+    ]
+    if wrong:
+        yield _as_finding(wrong, paths, document)
+        return
+    needed = rules.needed
+    if needed is not None and needed.width is not None and needed.width < len(document):
+        for path in paths:
+            if path.layers and not any(_fits(layer, needed) for layer in path.layers):
+                layer = path.layers[0]
+                place = _place(path.name, layer, needed)
+                assert place is not None
+                yield _as_finding([place], paths, document)
+                return
+
+
+def _fits(layer: LayerPairs, pattern: Pattern) -> bool:
+    return bool((layer.pairs == pattern.pairs(layer.pairs.shape[-1])).all())
+
+
+def _wrong(path: str, layer: LayerPairs, patterns: tuple[Pattern, ...]) -> Wrong | None:
+    """The wrong pair that needs the fewest tokens, of the pattern that is nearest; None if each head fits one."""
+    places = [_place(path, layer, pattern) for pattern in patterns]
+    if any(place is None for place in places):
+        return None
+    return min((place for place in places if place is not None), key=lambda place: place.share)
+
+
+def _place(path: str, layer: LayerPairs, pattern: Pattern) -> Wrong | None:
+    differ = layer.pairs != pattern.pairs(layer.pairs.shape[-1])
+    if not bool(differ.any()):
+        return None
+    head, query, key = min(differ.nonzero().tolist(), key=lambda at: (max(at[1:]), at[0]))
+    return Wrong(path, layer, pattern, head, query, key, float(differ.double().mean()))
+
+
+def _as_finding(wrong: list[Wrong], paths: list[Path], document: list[int]) -> Finding:
+    first = wrong[0]
+    layer, pattern = first.layer, first.pattern
+    sees = bool(layer.pairs[first.head, first.query, first.key])
+    width = _width(layer.pairs[first.head])
+    names = [path.name for path in paths]
+    where_wrong = list(dict.fromkeys(place.path for place in wrong))
+    right = [name for name in names if name not in where_wrong]
+    only = f" {' and '.join(where_wrong)}" if right else ""
+    measured = f"; {width} keys are seen, not {pattern.width}" if pattern.width and width != pattern.width else ""
+    return PROBE.error(
+        f"Layer {layer.layer}, head {first.head}{only}: query {first.query} "
+        f"{'sees' if sees else 'does not see'} key {first.key}, where {pattern.argument} says {pattern.words}{measured}"
+        + (f"; {' and '.join(right)} it is right" if right else ""),
+        f"{first.share:.0%} of the pairs of this layer are wrong. The model computes with another context than it was "
+        "trained with, and no error is raised.",
+        _fix(pattern, width),
+        [document[: max(first.query, first.key) + 1]],
+        where=f"{layer.name}: layer {layer.layer}, head {first.head}, query {first.query}, key {first.key}",
+        layers=sorted({place.layer.layer for place in wrong}),
+        paths=where_wrong,
+        argument=pattern.argument,
+    )
+
+
+def _width(pairs: Tensor) -> int:
+    """How many keys the last query sees up to its own."""
+    seen = pairs[-1].nonzero().flatten()
+    return 0 if not len(seen) else len(pairs) - int(seen[0])
+
+
+def _fix(pattern: Pattern, width: int) -> str:
+    if pattern.width is None:
+        return "mask = query >= key  # of each layer of this kind, on every path"
+    if "chunk" in pattern.words:
+        return f"mask = (query >= key) & (query // {pattern.width} == key // {pattern.width})  # on every path"
+    off = "  # off by one: the query's own key counts" if abs(width - pattern.width) == 1 else "  # on every path"
+    return f"mask = (query >= key) & (query - key < {pattern.width}){off}"
+
+
+def _itself_alone(stack: Stack, paths: list[Path], document: list[int]) -> Iterator[Finding]:
+    """A layer whose queries see no key but their own; or one that is to be bidirectional, and some see no later key."""
+    for path in paths:
+        for layer in path.layers:
+            later = layer.pairs.any(0).triu(1).any(-1)[:-1]  # (L - 1,)
+            alone = bool((layer.pairs == torch.eye(layer.pairs.shape[-1], dtype=torch.bool)).all())
+            if alone and len(later):
+                words, effect = "each query sees its own key alone", "The layer mixes no tokens: no context is read."
+            elif stack.promises.causal is False and not bool(later.all()):
+                first = int((~later).nonzero()[0])
+                words = f"query {first} sees no later key, though the model is to be bidirectional"
+                effect = f"{float((~later).double().mean()):.0%} of the outputs are computed without what follows them."
+            else:
+                continue
+            yield PROBE.error(
+                f"Layer {layer.layer} {path.name}: {words}",
+                effect,
+                "A window counts keys, and None, not 0, is no window"
+                if alone
+                else "is_causal=False  # and on every path a mask without a triangle",
+                [document[:2]] if alone else [document[: first + 2]],
+                where=f"{layer.name}: layer {layer.layer}",
+                paths=[path.name],
+            )
+            return
+
+
+def _unlike_each_other(paths: list[Path], document: list[int]) -> Iterator[Finding]:
+    """The same layer sees other pairs of the same document on another path."""
+    first = paths[0]
+    for path in paths[1:]:
+        others = {layer.name: layer for layer in path.layers}
+        for layer in first.layers:
+            other = others.get(layer.name)
+            if other is None or other.pairs.shape != layer.pairs.shape or torch.equal(other.pairs, layer.pairs):
+                continue
+            differ = other.pairs != layer.pairs
+            head, query, key = min(differ.nonzero().tolist(), key=lambda at: (max(at[1:]), at[0]))
+            sees = bool(layer.pairs[head, query, key])
+            yield PROBE.error(
+                f"Layer {layer.layer}, head {head}: query {query} {'sees' if sees else 'does not see'} key {key} "
+                f"{first.name}, and {'does not' if sees else 'sees it'} {path.name}",
+                f"{float(differ.double().mean()):.0%} of the pairs of this layer depend on how the same document is "
+                "given.",
+                "Build the same mask on each path: with and without attention_mask, with and without padding",
+                [document[: max(query, key) + 1]],
+                where=f"{layer.name}: layer {layer.layer}, head {head}, query {query}, key {key}",
+                paths=[first.name, path.name],
+            )
+            return
+
+
+def _unexplained(paths: list[Path], document: list[int]) -> Iterator[Finding]:
+    """A kernel whose output is not that of the mask that it is given."""
+    for path in paths:
+        for layer in path.layers:
+            if not layer.is_explained:
+                yield PROBE.error(
+                    f"Layer {layer.layer} {path.name}: the output is not that of the queries, keys, values and mask "
+                    "that its kernel is given",
+                    "The kernel leaves out a mask, a window, a sink or a bias, and no error is raised.",
+                    "Pass every argument on to the kernel, or choose another attention implementation",
+                    [document],
+                    where=f"{layer.name}: layer {layer.layer}",
+                    paths=[path.name],
+                )
+                return
+
+
+def _without_sinks(stack: Stack, paths: list[Path], document: list[int]) -> Iterator[Finding]:
+    """Layers that have a parameter for sinks, and weights that sum to 1."""
+    assert stack.module is not None
+    parts = dict(stack.module.named_modules())
+    for path in paths:
+        for layer in path.layers:
+            part = parts.get(layer.name.partition("#")[0])
+            sinks = getattr(part, "sinks", None)
+            whole = (layer.mass - 1).abs().amax(-1) < 1e-6  # (H,)
+            if isinstance(sinks, Tensor) and sinks.numel() == len(whole) and bool((whole & (sinks > -20)).any()):
+                head = int(whole.nonzero()[0])
+                yield PROBE.error(
+                    f"Layer {layer.layer}, head {head} {path.name}: its weights sum to 1, so its attention sink has "
+                    "no part in the softmax",
+                    "Each output is larger than the model was trained to give.",
+                    "Pass the sinks on to the kernel (s_aux, sinks), or choose an implementation that takes them",
+                    [document[:2]],
+                    where=f"{layer.name}.sinks: layer {layer.layer}, head {head}",
+                    paths=[path.name],
+                )
+                return
+
+
+PROBE = Probe("reach", "Each layer and head sees the pairs that the configuration says, on every path.", _run)

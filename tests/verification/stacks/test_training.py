@@ -1,0 +1,120 @@
+"""Training: heads without a gradient, modes that differ, accumulation and checkpointing that change gradients."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from stacks.layered import Attention, Layered, causal, found, window
+from torch.utils.checkpoint import checkpoint
+
+import saccade
+
+
+def training(model, **more):
+    return found(saccade.verify_stack(model, causal=True, **more), "training")
+
+
+def test_a_head_whose_keys_are_detached():
+    class Detached(Attention):
+        def split(self, x):
+            query, key, value = super().split(x)
+            return query, torch.cat([key[:, :2], key[:, 2:].detach()], 1), value
+
+    [finding] = training(Layered(Attention(causal), Detached(causal)))
+    assert finding.where == "layers.1.qkv.weight: layer 1"
+    assert finding.evidence["rows"] == list(range(40, 48))  # keys of head 2
+    assert not training(Layered(Attention(causal), Attention(causal)))
+
+
+def test_another_mask_in_train_mode():
+    class Modes(Attention):
+        def forward(self, *inputs):
+            self.pairs = self.fast = causal if self.training else window(5)
+            return super().forward(*inputs)
+
+    [finding] = training(Layered(Modes(causal)))
+    assert finding.where == "train mode"
+
+
+def test_dropout_is_no_difference_of_modes():
+    class Dropped(Attention):
+        def __init__(self, pairs):
+            super().__init__(pairs)
+            self.dropout = 0.3
+
+        def forward(self, *inputs):
+            return F.dropout(super().forward(*inputs), self.dropout, self.training)
+
+    model = Layered(Dropped(causal))
+    assert not training(model)
+    assert model.layers[0].dropout == 0.3
+
+
+# Accumulation
+
+
+def stepped(normalise):
+    """A model and its training step, which leaves the gradients of a loss over micro-batches."""
+    model = Layered(Attention(causal))
+
+    def step(batches):
+        total = sum(len(document) - 1 for batch in batches for document in batch)
+        for batch in batches:
+            losses = [
+                F.cross_entropy(model(torch.tensor([document]))[0, :-1], torch.tensor(document[1:]), reduction="sum")
+                for document in batch
+            ]
+            own = sum(len(document) - 1 for document in batch)
+            normalise(sum(losses), own, total, len(batches)).backward()
+        with torch.no_grad():  # an optimizer's step, which is taken back
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+
+    return model, step
+
+
+def test_a_step_by_all_tokens_is_silent_and_leaves_the_model_as_it_was():
+    model, step = stepped(lambda loss, own, total, count: loss / total)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert not training(model, step=step)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_mean_of_means():
+    model, step = stepped(lambda loss, own, total, count: loss / own / count)
+    [finding] = training(model, step=step)
+    assert "a token of a short micro-batch weighs more" in finding.message
+
+
+def test_a_sum_that_is_not_divided():
+    model, step = stepped(lambda loss, own, total, count: loss / total * count)
+    [finding] = training(model, step=step)
+    assert "2 times as large" in finding.message
+
+
+# Checkpointing
+
+
+class Checkpointed(Layered):
+    use_checkpoint: bool
+
+    def __init__(self, *layers, forgets):
+        super().__init__(*layers)
+        self.use_checkpoint, self.forgets = False, forgets
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None):
+        if not self.use_checkpoint:
+            return super().forward(input_ids, attention_mask, position_ids)
+        positions = torch.arange(input_ids.shape[1]).expand(input_ids.shape)
+        positions = positions * 0 if self.forgets else positions
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = x + checkpoint(layer, x, attention_mask, positions, use_reentrant=False)
+        return self.head(x)
+
+
+def test_checkpointing_that_forgets_the_positions():
+    assert not training(Checkpointed(Attention(causal), forgets=False))
+    [finding] = training(Checkpointed(Attention(causal), forgets=True))
+    assert finding.message.startswith("With checkpointing the gradient of")
