@@ -58,7 +58,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
     far = float((out - plain).abs().max()) if out.shape == plain.shape else float("inf")
     if not far <= tolerance(wide, inputs, plain):
         yield _error(
-            f"Under torch.compile the output differs from eager mode by {far:.3g} from what it is without.",
+            f"Under torch.compile the output differs from eager mode by {far:.3g}.",
             "The compiled model is not the one that was tested.",
             "Do not depend on whether it is compiled (torch.compiler.is_compiling()) or on state that changes.",
             {"largest_difference": far},
@@ -68,7 +68,7 @@ def _run(subject: Subject) -> Iterator[Finding]:
         yield _note(
             f"torch.compile breaks it into {graphs} graphs.",
             "Each break costs speed; the results are right.",
-            "Take .item(), print and data-dependent branches out of the forward; torch._dynamo.explain names them.",
+            "torch._dynamo.explain names the breaks, such as .item(), print, branches on values, uncompiled functions.",
             {"graphs": graphs},
         )
 
