@@ -5,8 +5,10 @@ silent. Fails for a probe that misses a reported fault, explains it as another, 
 from __future__ import annotations
 
 import pytest
+import torch
 from stacks.reports.every import CASES
-from stacks.reports.model import Model, padded
+from stacks.reports.model import Model, packed, padded
+from torch.nn.functional import dropout, scaled_dot_product_attention
 
 import saccade
 from saccade.verification.stacks.probes import PROBES
@@ -51,3 +53,38 @@ class NeedsMask(Model):
 
 def test_a_model_that_needs_its_mask_is_not_accused_of_it():
     assert not saccade.verify_stack(NeedsMask(), batch=padded, causal=True).findings
+
+
+class Dropping(Model):
+    """Dropout of the functional form, of sdpa, and noise that is no dropout."""
+
+    def __init__(self, noise=0.0):
+        super().__init__(layers=2)
+        self.noise = noise
+
+    def attend(self, query, key, value, visible, call):
+        rate = 0.3 if self.training else 0.0
+        mixed = scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=rate)
+        return dropout(mixed, 0.2, self.training) + self.noise * self.training * torch.randn(mixed.shape)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_dropout_in_training_is_no_leak_of_a_pack(noise):
+    assert not saccade.verify_stack(Dropping(noise), pack=packed, causal=True).findings
+
+
+class ManualWithDropout(Model):
+    """The rate chooses the path, and that path has no triangle."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = 0.1
+
+    def reach(self, call, count):
+        reached = super().reach(call, count)
+        return torch.ones_like(reached) if self.training and self.dropout > 0 else reached
+
+
+def test_a_path_that_is_chosen_by_the_rate_of_dropout():
+    [finding, *_] = saccade.verify_stack(ManualWithDropout(), causal=True).findings
+    assert "In train mode, a later token" in finding.message

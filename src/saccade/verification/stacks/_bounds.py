@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from ...support._seeding import seeded
 from ..findings._finding import Inapplicable, TargetError
@@ -160,16 +162,18 @@ def _finite(stack: Stack) -> list[list[bool]] | None:
 
 @contextmanager
 def training(stack: Stack) -> Iterator[None]:
-    """Within, the stack's modules are in train mode, with every rate of dropout that a module keeps set to 0."""
+    """Within, the stack's modules are in train mode, and dropout and left out layers do nothing. Rates of dropout are
+    as they are: some models choose another path of attention by them."""
     parts = [part for module in stack.modules for part in module.modules()]
     modes = [(part, part.training) for part in parts]
-    rates = [(part, name, value) for part in parts for name, value in vars(part).items() if _is_rate(part, name, value)]
+    rates = [(part, name, value) for part in parts for name, value in vars(part).items() if _leaves_out(name, value)]
     for part in parts:
         part.training = True
     for part, name, _ in rates:
         setattr(part, name, 0.0)
     try:
-        yield
+        with _NoDropout():
+            yield
     finally:
         for part, name, value in rates:
             setattr(part, name, value)
@@ -177,6 +181,35 @@ def training(stack: Stack) -> Iterator[None]:
             part.training = mode
 
 
-def _is_rate(part: nn.Module, name: str, value: object) -> bool:
-    dropout = isinstance(part, nn.modules.dropout._DropoutNd) and name == "p"
-    return isinstance(value, float) and (dropout or "drop" in name.lower())
+def _leaves_out(name: str, value: object) -> bool:
+    """Whether a module's attribute is a rate of whole layers, paths or noise, which are drawn without F.dropout."""
+    plain = name.lower().replace("_", "")
+    return isinstance(value, float) and any(word in plain for word in ("layerdrop", "droppath", "dropprob", "jitter"))
+
+
+_DROPOUT = {
+    functional.dropout,
+    functional.dropout1d,
+    functional.dropout2d,
+    functional.dropout3d,
+    functional.alpha_dropout,
+    functional.feature_alpha_dropout,
+    torch.dropout,
+}
+
+
+class _NoDropout(TorchFunctionMode):
+    """Calls of dropout give their input, and attention drops no weight."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUT:
+            return args[0] if args else kwargs["input"]
+        if func is functional.scaled_dot_product_attention:
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            else:
+                kwargs = {**kwargs, "dropout_p": 0.0}
+        if func is functional.multi_head_attention_forward:
+            kwargs = {**kwargs, "training": False}  # it has no other use
+        return func(*args, **kwargs)
