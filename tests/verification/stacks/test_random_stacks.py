@@ -16,7 +16,6 @@ from stacks.reports.model import Cache, Model, decoding, packed, padded
 from stacks.reports.windows import OneMore
 
 import saccade
-from saccade.verification.stacks.probes import PROBES
 
 WINDOW = 3
 CLASSES = {"window": OneMore, "triangle": CausalFlag, "neighbours": Standardised}
@@ -63,8 +62,7 @@ class Parts(NamedTuple):
             "triangle": ("causality", True),
             "neighbours": ("batch", True),
         }
-        known = {probe.name for probe in PROBES}
-        return {name: probe for name, (probe, fits) in every.items() if fits and probe in known}
+        return {name: probe for name, (probe, fits) in every.items() if fits}
 
 
 PARTS = st.builds(
