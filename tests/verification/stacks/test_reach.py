@@ -75,16 +75,22 @@ def test_sinks_that_have_no_part_in_the_softmax():
     assert finding.where == "layers.1.sinks: layer 1, head 0"
 
 
-def test_a_kernel_that_leaves_the_mask_out():
+def mistral(width):
     transformers = pytest.importorskip("transformers")
     config = transformers.MistralConfig(
         vocab_size=47, hidden_size=24, intermediate_size=24, num_hidden_layers=2, num_attention_heads=3,
-        num_key_value_heads=3, head_dim=8, sliding_window=5, max_position_embeddings=64,
+        num_key_value_heads=3, head_dim=8, sliding_window=width, max_position_embeddings=8192,
     )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.MistralForCausalLM(config)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.4)
+    return transformers, model
+
+
+@pytest.mark.parametrize("width", [5, 4096])
+def test_a_kernel_that_leaves_the_mask_out(width):
+    transformers, model = mistral(width)
 
     def kernel(module, query, key, value, attention_mask, **_):
         out = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -95,6 +101,8 @@ def test_a_kernel_that_leaves_the_mask_out():
     model.set_attn_implementation("without_window")
     [finding] = found(saccade.verify_stack(model), "reach")
     assert finding.where.startswith("model.layers.0.self_attn: layer 0")
+    assert ("narrowed" in finding.message) == (width == 4096)
+    assert model.config.sliding_window == width
 
 
 def test_what_could_not_be_observed_is_said():

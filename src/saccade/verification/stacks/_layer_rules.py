@@ -5,14 +5,18 @@ Shape legend: L length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._stack import Stack
+
+_FEW = 7  # keys of the narrowest window
+_WIDTHS = ("sliding_window", "attention_chunk_size")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,43 @@ class LayerRules:
     def widths(self) -> list[int]:
         patterns = [*self.others, *(pattern for patterns in self.layers.values() for pattern in patterns)]
         return sorted({pattern.width for pattern in patterns if pattern.width is not None})
+
+
+@contextmanager
+def narrowed(stack: Stack, widths: Iterable[int]) -> Iterator[tuple[Stack, dict[int, int]]]:
+    """The stack with these windows and chunks of a few keys within, and the new widths by the old ones.
+
+    Short documents leave them. For models of transformers, which read their widths from configurations and layers in
+    each call.
+    """
+    few = {width: _FEW + at for at, width in enumerate(sorted(widths))}
+    holders = {id(held): held for part in stack.modules for module in part.modules() for held in _holders(module)}
+    kept = [
+        (held, name, vars(held)[name])
+        for held in holders.values()
+        for name in _WIDTHS
+        if isinstance(vars(held).get(name), int) and vars(held)[name] in few
+    ]
+    window = stack.promises.window
+    promises = replace(stack.promises, window=few.get(window, window) if window is not None else None)
+    try:
+        for held, name, width in kept:
+            setattr(held, name, few[width])
+        yield replace(stack, promises=promises), few
+    finally:
+        for held, name, width in kept:
+            setattr(held, name, width)
+
+
+def _holders(module: Any) -> Iterator[Any]:
+    """The objects that may hold the width of a window for this module."""
+    config: Any = getattr(module, "config", None)
+    yield module
+    if hasattr(config, "get_text_config"):
+        text = config.get_text_config()
+        yield from (config, text)
+        with suppress(AttributeError):  # parts of a model that have no layers
+            yield from text.per_layer_config or ()
 
 
 def rules_of(stack: Stack) -> LayerRules | None:

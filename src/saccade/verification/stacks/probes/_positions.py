@@ -110,7 +110,7 @@ def _shifted(stack: Stack, measure: Measure, document: list[int]) -> Iterator[Fi
     """A finding where a shift of all rotary positions changes outputs."""
 
     def apart(documents: Documents) -> Difference | None:
-        # Angles are in float32. From 1 on, as some recurrent layers begin anew at position 0.
+        # Angles are in float32. From 1 on, as some recurrent layers reset their state at position 0.
         loose = replace(measure, bound=max(measure.bound, 1e-3))
         return _compared(loose, _positioned(stack, documents[0], 1 + _SHIFT), _positioned(stack, documents[0], 1))
 

@@ -6,6 +6,7 @@ Shape legend: R rows, H heads, L length.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from ....support._registered import registered
 from ...findings._finding import Finding, Inapplicable, TargetError, Unmeasured
 from .._bounds import Measure
 from .._documents import drawn, ids_of, located
-from .._layer_rules import LayerRules, Pattern, rules_of
+from .._layer_rules import LayerRules, Pattern, configuration, narrowed, rules_of
 from .._probe import Probe
 from .._stack import Stack
 
@@ -57,6 +58,17 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     if stack.module is None:
         raise Inapplicable("it has no module whose layers could be watched")
     rules = rules_of(stack)
+    wide = [width for width in (rules.widths if rules else []) if not _fits_in_run(stack, width)]
+    if not wide or not hasattr(configuration(stack), "get_text_config"):
+        yield from _findings(stack, rules)
+        return
+    with narrowed(stack, wide) as (narrow, few):
+        said = f", with windows of {', '.join(map(str, few))} keys narrowed to {', '.join(map(str, few.values()))}"
+        for finding in _findings(narrow, rules_of(narrow)):
+            yield replace(finding, message=finding.message + said)
+
+
+def _findings(stack: Stack, rules: LayerRules | None) -> Iterator[Finding]:
     document = drawn(stack.vocabulary, [_length(stack, rules)])[0]
     unobserved: dict[str, str] = {}
     paths = [Path(name, _layers(stack, inputs, document, unobserved)) for name, inputs in _inputs(stack, document)]
@@ -73,9 +85,14 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
 
 
 def _length(stack: Stack, rules: LayerRules | None) -> int:
-    wanted = max([_LENGTH, *(width + 5 for width in (rules.widths if rules else ()))])
-    fits = wanted <= _LONGEST and wanted * int(stack.vocabulary.max()) <= _MOST_OUTPUTS
-    return stack.length(wanted if fits else _LENGTH)
+    widths = [width for width in (rules.widths if rules else []) if _fits_in_run(stack, width)]
+    return stack.length(max([_LENGTH, *(width + 5 for width in widths)]))
+
+
+def _fits_in_run(stack: Stack, width: int) -> bool:
+    """Whether a document that leaves a window of this width can be run."""
+    length = width + 5
+    return length <= min(_LONGEST, stack.longest or length) and length * int(stack.vocabulary.max()) <= _MOST_OUTPUTS
 
 
 def _say_what_is_left(rules: LayerRules | None, length: int, unobserved: Mapping[str, str]) -> None:
