@@ -55,7 +55,8 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
 
 @contextmanager
 def without_dropout(stack: Stack) -> Iterator[None]:
-    """Within, the modules' rates of dropout, LayerDrop and jitter are 0."""
+    """Within, the modules' rates of dropout, LayerDrop and jitter are 0, also where a checkpoint is computed again: no
+    mode of functions, such as that of `training`, is active in the backward pass."""
     kept = [
         (part, name, value)
         for module in stack.modules
