@@ -105,7 +105,7 @@ def _count(backend: str | None, reason: str) -> None:
 
 
 def _count_traced(backend: str | None, reason: str) -> None:
-    """Count a call that the compiler traces; it runs at tracing time and is no part of the graph."""
+    """Count a call that the compiler traces. It runs during tracing and is not part of the graph."""
     counted(backend, reason, True)
 
 

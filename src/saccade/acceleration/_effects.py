@@ -50,7 +50,7 @@ class Effects:
 
 
 def shadow(module: Any, keep: Callable[[Any], bool] = lambda forward: False) -> Any:
-    """A copy that shares the weights and whose calls write to the copy alone. Raises what `deepcopy` raises.
+    """A copy that shares the weights; calls of it write only to the copy. Raises the errors of `deepcopy`.
 
     Args:
         module: or another callable.

@@ -117,7 +117,7 @@ class FusedLayer(ReplacedMethod):
         self._new_size(*size)
 
     def _new_size(self, *size: int) -> bool:
-        """Whether no proof exists for a call of this size, within a factor of two; size 1 needs its own."""
+        """Whether a call of this size, within a factor of two, is not proved yet; size 1 needs a separate proof."""
         rounded = tuple(map(int.bit_length, size))
         known = rounded in self._sizes
         self._sizes.add(rounded)

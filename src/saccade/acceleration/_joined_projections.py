@@ -90,7 +90,7 @@ class _JointProduct:
         self.packed: Derived[Tensor] = Derived()
 
     def __call__(self, x: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]] | None:
-        """Product (..., F) and bias of each layer; None if a weight is new or unlike the others in dtype or layout.
+        """Product (..., F) and bias of each layer; None if a weight is new, or the weights differ in dtype or layout.
 
         The first layer's weight is read now, and each other one's when its layer takes its part.
         """

@@ -11,7 +11,7 @@ from ..support._extras import NotInstalled
 
 
 class UserError(Exception):
-    """Something the user can fix. The message is printed as it stands, without a traceback."""
+    """An error that the user can fix. The message is printed as it is, without a traceback."""
 
 
 def require(module: str, extra: str) -> None:

@@ -1,4 +1,4 @@
-"""What `saccade test` and `saccade predict` share: a run, and changed options of its task."""
+"""Shared options of `saccade test` and `saccade predict`: a run, and changed options of its task."""
 
 from __future__ import annotations
 

@@ -169,7 +169,8 @@ class EvaluationOptions:
 
 
 def log_wanted(asked: bool | None) -> bool:
-    """Whether to write the TensorBoard log; `asked` None: if it is installed. UserError if True and not installed."""
+    """Whether to write the TensorBoard log. If `asked` is None, it is written if TensorBoard is installed. UserError if
+    True and not installed."""
     if asked:
         require("tensorboard", "train")
     import importlib.util

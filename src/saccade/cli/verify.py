@@ -166,7 +166,7 @@ def verify(
 
 
 def _stack_verified(target: str, promised: PromiseOptions, calls: CallOptions, runs: RunOptions) -> Report | None:
-    """The report on the stack that the target makes; None if the target is no function without arguments."""
+    """The report on the stack that the target makes; None if the target is not a function without arguments."""
     if not target.rpartition(":")[0].endswith(".py"):
         return None
     from ..verification.stacks._factory import is_factory, verify_made

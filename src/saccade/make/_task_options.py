@@ -117,7 +117,7 @@ class EncoderOptions(TextOptions):
 
 @dataclasses.dataclass(frozen=True)
 class SlidingOptions(EncoderOptions):
-    """Tasks that read long texts in windows, unless told otherwise."""
+    """Tasks that by default read long texts in windows."""
 
     long: str = option(
         "slide",

@@ -179,7 +179,7 @@ def _edited(
 
 
 def choose(call: CheckedCall, backend: str) -> tuple[Any, str, str]:
-    """(module, its name, why it was chosen). The rules stand at the top of this file."""
+    """(module, its name, the reason for the choice). The rules are at the top of this file."""
     if backend != "auto":
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of auto, {', '.join(BACKENDS)}; got {backend!r}")

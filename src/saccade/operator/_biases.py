@@ -21,7 +21,8 @@ from ._masks._data import bounded, bounded_table, dense, whole
 
 @dataclass(frozen=True)
 class Span:
-    """A block of rows or keys: `start ... stop - 1` where tensors of the problem are cut, `index` (n,) where it stands.
+    """A block of rows or keys: tensors of the problem are cut at `start ... stop - 1`, and `index` (n,) are the
+    positions.
 
     The two differ only when a problem covers chosen rows of a larger one; `unbroken` says that `index` counts by one.
     """
@@ -80,7 +81,7 @@ class Bias:
         return own
 
     def _form(self) -> Bias:
-        """This bias without its parameter: what a graph may keep without keeping the parameter alive."""
+        """This bias without its parameter, which a graph may keep without keeping the parameter alive."""
         bare = copy.copy(self)
         bare.__dict__.pop("parameter", None)
         return bare
@@ -162,10 +163,10 @@ def _join(cells: list[Tensor], dim: int, size: int) -> Tensor:
 
 
 class PlacedBias(Bias):
-    """A bias that depends on where queries stand among the keys. Abstract."""
+    """A bias that depends on the positions of queries among the keys. Abstract."""
 
     def at(self: P, offset: int | Sequence[int] | Tensor) -> P:
-        """The same bias with query row i standing at key index `i + offset`; an int, or one per batch item (B,).
+        """The same bias with query row i at key index `i + offset`; an int, or one per batch item (B,).
 
         Without it a bias follows the mask's placement, or bottom-right (`Lk - Lq`) where there is none.
 
@@ -190,7 +191,7 @@ class PlacedBias(Bias):
 
 
 class RelativeScores(PlacedBias):
-    """A bias that depends on `j - position(i)` alone. Abstract: a subclass says the score of a distance.
+    """A bias that depends only on `j - position(i)`. Abstract: a subclass defines the score of a distance.
 
     A tile of r x c pairs has only r + c - 1 distances: they are scored once and laid out along the diagonals.
     """
@@ -231,7 +232,7 @@ class RelativeScores(PlacedBias):
 
 
 def _neighbours(rows: Span, keys: Span) -> bool:
-    """Whether a tile's distances stand along its diagonals."""
+    """Whether the pairs of a tile have the same distance along its diagonals."""
     return rows.unbroken and keys.unbroken and len(rows) > 0 and len(keys) > 0
 
 

@@ -40,7 +40,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[tuple[int, int], _Known]] = WeakKeyDictionar
 
 
 def mask_of_blocks(block_mask: Any, batch: int, heads: int, lengths: Lengths, device: torch.device) -> Mask | None:
-    """The mask for queries (B, Hq, Lq, D); None where everything is visible. Kept until anything of it changes.
+    """The mask for queries (B, Hq, Lq, D); None if all pairs are visible. It is cached until the BlockMask changes.
 
     Raises:
         TypeError: not a BlockMask.
@@ -161,7 +161,7 @@ def _four(tensor: Tensor) -> Tensor:
 
 
 def _of_layout(layout: np.ndarray[Any, Any], size: Lengths, lengths: Lengths) -> Mask | None:
-    """The mask of whole blocks; None where all are visible."""
+    """The mask of whole blocks; None if all blocks are visible."""
     if layout.all():
         return None
     if layout.shape[0] == 1 and size[0] == size[1] and lengths[0] == lengths[1]:
@@ -195,7 +195,7 @@ def _adds_nothing(
     size: Lengths,
     lengths: Lengths,
 ) -> bool:
-    """Whether `asked` shows each full block wholly and nothing of each block that is not listed."""
+    """Whether `asked` shows every pair of each full block, and no pair of each block that is not listed."""
     batch, heads = (max(pair) for pair in zip(asked._batch_and_heads(), listed.shape[:2], strict=True))
     shape = (batch, heads, *listed.shape[2:])
     wanted = np.where(np.broadcast_to(full, shape), 1, np.where(np.broadcast_to(listed, shape), -1, 0))
@@ -214,7 +214,7 @@ def _parts(blocks: np.ndarray[Any, Any], size: Lengths) -> Iterator[np.ndarray[A
 def _agrees(
     asked: Mask, blocks: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], size: Lengths, lengths: Lengths
 ) -> bool:
-    """Whether the pairs of these blocks (n, 4) are as wanted: all visible (1) or none (0)."""
+    """Whether all pairs of each of these blocks (n, 4) are visible (`wanted` 1) or hidden (0)."""
     device = asked._device() or torch.device("cpu")
     item, head, down, across = (torch.from_numpy(column).to(device)[:, None, None] for column in blocks.T)
     row = down * size[0] + torch.arange(min(size[0], lengths[0]), device=device)[:, None]

@@ -169,7 +169,7 @@ class CheckedCall(AttentionCall):
 
     @property
     def placement(self) -> Placement:
-        """Query row i of this call stands at key index `i + placement`, an int or one per item (B,).
+        """The offset of query rows: row i of this call is at key index `i + placement`, an int or one per item (B,).
 
         This is for biases: their own placement, else the mask's, else bottom-right.
         """
@@ -205,7 +205,8 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def standing(mask: Mask | None, unplaced: int | None, device: torch.device) -> Placement:
-    """Query row i stands at key index `i + result`, by the mask's placement or, without one, `unplaced`."""
+    """The placement of the queries: row i is at key index `i + result`, by the mask or, if the mask has no placement,
+    `unplaced`."""
     found = _stands_at(mask, unplaced, device)
     if found is None:
         raise ValueError(
@@ -242,7 +243,7 @@ def sink_lse(lse: Tensor, sink: Tensor | None) -> Tensor:
 
 
 def share_of_keys(lse: Tensor, whole: Tensor) -> Tensor:
-    """The keys' share of the denominator beside the sink: exp(lse - whole), 1 on empty rows."""
+    """The keys' share of a denominator with a sink: exp(lse - whole), 1 on empty rows."""
     empty = lse == float("-inf")
     return torch.exp(torch.where(empty, 0.0, lse) - torch.where(empty, 0.0, whole))
 

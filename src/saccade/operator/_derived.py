@@ -185,7 +185,7 @@ def _contents(tensor: Tensor) -> Any:
 
 
 def origin(tensor: Tensor) -> Tensor:
-    """The tensor itself, or the one that it is a view of: a transpose is a new object at every call."""
+    """The tensor itself, or if it is a view, its base: a transpose is a new object at every call."""
     base = None if tensor.is_inference() else tensor._base
     return tensor if base is None else base
 

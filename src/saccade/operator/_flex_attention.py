@@ -127,7 +127,7 @@ def flex_output(
     dtype: torch.dtype,
     return_aux: AuxRequest | None,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, AuxOutput]:
-    """The result of `flex_attention`; `lse` is None unless it is asked for."""
+    """The result of `flex_attention`; `lse` is None unless it is requested."""
     out = out if out.dtype == dtype or torch._C._is_any_autocast_enabled() else out.to(dtype)
     if return_aux is not None:
         from torch.nn.attention.flex_attention import AuxOutput
@@ -166,7 +166,7 @@ def check_options(return_lse: bool, return_aux: AuxRequest | None, options: Mapp
 def _tensors(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, block_mask: BlockMask | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The tensors in one dtype, with one batch; what `attention` checks itself is left to it."""
+    """The tensors in one dtype, with one batch size. Further checks are made by `attention`."""
     given = (query, key, value)
     if not all(isinstance(tensor, Tensor) and tensor.dim() == 4 for tensor in given):
         return check_inputs(*given)  # which says what is wrong

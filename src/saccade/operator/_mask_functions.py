@@ -29,7 +29,7 @@ Kinds = np.ndarray[Any, Any]
 
 @dataclass(eq=False)
 class MaskFunction:
-    """A function, and how many batch items and heads it tells apart.
+    """A mask function, and the numbers of batch items and heads for which it differs.
 
     Attributes:
         program: the function's program; None where it cannot be traced.
@@ -65,13 +65,13 @@ class MaskFunction:
 
     @cached_property
     def _traced(self) -> TracedMask | None:
-        """The program with tables of its own, which later writes do not reach."""
+        """The program with its own copies of tables, which later writes do not change."""
         if self.program is None:
             return None
         return TracedMask(self.program, [table.detach().clone() for table in self.tables], self.batch, self.heads)
 
     def mask(self, lengths: Lengths) -> Mask | None:
-        """The mask of a problem of (Lq, Lk); None where all pairs are visible."""
+        """The mask of a problem of (Lq, Lk); None if all pairs are visible."""
         made = self._traced
         if made is None:
             return _placed(Predicate(_by_pair(self.fn), batch=self.batch, heads=self.heads), lengths)
@@ -93,7 +93,7 @@ class MaskFunction:
 
 
 def _placed(mask: Mask, lengths: Lengths) -> Mask:
-    """Row i at position i; where the lengths are equal it stands there by itself."""
+    """The mask with row i at position i, which is the default placement if the lengths are equal."""
     return mask if lengths[0] == lengths[1] else mask.at(0)
 
 

@@ -62,7 +62,7 @@ Editor = Callable[[str], "CallEdits | None"]
 
 
 class PassiveMode:
-    """Mixed into a `TorchFunctionMode` that only looks: a call may be answered without it, if the observers are
+    """Mixed into a `TorchFunctionMode` that only observes: a call may be computed without the mode if the observers are
     notified."""
 
 

@@ -134,7 +134,7 @@ class _HeadTiles:
         return (slice(start, start + step) for start in range(0, len(self.rows), step))
 
     def lse(self, part: slice) -> Tensor:
-        """(r,) float64 of these rows, over all keys."""
+        """(r,) float64: the lse of these rows over all keys."""
         total = self.rows[part].new_full((), float("-inf"), dtype=torch.float64).expand(len(self.rows[part]))
         for start in range(0, self.key.shape[2], _KEYS):
             keys = range(start, min(start + _KEYS, self.key.shape[2]))

@@ -109,12 +109,12 @@ def _slice(call: CheckedCall, rows: list[int] | None, keys: list[int] | None, he
 
 
 def _finite(lse: Tensor) -> Tensor:
-    """Rows that see nothing have no weights: 0 stands for their lse, so that no -inf - -inf is formed."""
+    """The lse, with 0 in rows that see no key and have no weights, so that no -inf - -inf is formed."""
     return torch.where(lse == float("-inf"), 0.0, lse)
 
 
 def _rest(problem: TileProblem, query: Tensor, key: Tensor, parameter: Tensor | None, lse: Tensor) -> Tensor | None:
-    """(B, Hq, r): what rounding took from a large lse; None if that is nothing.
+    """(B, Hq, r): the rounding error of a large lse; None if it is negligible.
 
     Beside logits of -1e9 in a whole row (what some write for a mask) the log of n keys is lost, and n weights of 1/n
     would become n weights of 1. It is found again as log sum_j exp(s_ij - lse_i), constant under derivatives.

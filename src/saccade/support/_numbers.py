@@ -72,7 +72,7 @@ def decimals_for(largest: float) -> int:
 
 
 def signed_cell(value: float, digits: int) -> str:
-    """+.12, -.03; a dot for what rounds to 0, nothing for NaN."""
+    """+.12, -.03; a dot for a number that rounds to 0, nothing for NaN."""
     if math.isnan(value):
         return ""
     text = f"{value:+.{digits}f}"

@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def seeded(seed: int | None, devices: Sequence[int] | None = ()) -> Iterator[None]:
-    """Within the block the global generators start at `seed` (None: they continue); afterwards they are restored.
+    """A block in which the global generators start at `seed`, or continue if it is None. They are restored afterwards.
 
     Args:
         seed: as for `torch.manual_seed`.

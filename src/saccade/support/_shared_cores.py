@@ -62,7 +62,7 @@ def threads_sleep() -> bool:
 
 
 class _Watch:
-    """A thread that looks at the other processes until no context was open since it looked last."""
+    """A thread that observes other processes, until no context was open since its last look."""
 
     def __init__(self) -> None:
         self.team: _IdleTeam | None = None

@@ -47,7 +47,7 @@ class Table:
         ]
 
     def columns(self, chosen: Sequence[int]) -> Table:
-        """The table with these columns alone."""
+        """The table with only these columns."""
         return Table(
             [self.head[n] for n in chosen],
             [[row[n] for n in chosen] for row in self.rows],

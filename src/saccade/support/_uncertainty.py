@@ -26,7 +26,7 @@ def half_width(deviation: np.ndarray, count: np.ndarray, level: float = LEVEL) -
 
 @functools.cache
 def student(freedom: int, level: float = LEVEL) -> float:
-    """The t beyond which (on both sides) a share 1 - level of Student's distribution lies.
+    """The t for which a share 1 - level of Student's distribution lies outside of [-t, t].
 
     Its density in t = sqrt(freedom) tan(a) is cos(a)^(freedom - 1), so the share within is an integral over a bounded
     range; midpoints give it to seven digits.
@@ -39,7 +39,7 @@ def student(freedom: int, level: float = LEVEL) -> float:
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927), which stays within [0, 1] and is no point at 0 and 1.
+    """The 95 % interval of a share (Wilson 1927), which stays within [0, 1] and has a width above 0 at 0 and 1.
 
     (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
     """

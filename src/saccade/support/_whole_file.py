@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
-    """A temporary path beside `path`, which takes its place once the block has ended without an error.
+    """A temporary path next to `path`, which replaces `path` after the block has ended without an error.
 
     The file keeps the permissions of the one it replaces. `durable` waits until the disk has it.
 

@@ -123,7 +123,7 @@ class Promises(pytest.Item):
 
 
 def _words(line: str, words: list[str]) -> tuple[bool | None, dict[str, Any]]:
-    """The promise and the constructor's arguments that stand after a target."""
+    """The promise and the constructor's arguments that follow a target."""
     promised: bool | None = None
     arguments: dict[str, Any] = {}
     for word in words:

@@ -29,7 +29,7 @@ def all_contenders(*, layers: bool = True) -> list[VariantContender]:
 
 
 def chosen_contenders(names: Sequence[str] | None, *, layers: bool = True) -> list[VariantContender]:
-    """The contenders with these names, and those they are compared with; None: all.
+    """The contenders with these names, and those with which they are compared; all contenders if the names are None.
 
     Raises:
         ValueError: an unknown name, an invalid setting.

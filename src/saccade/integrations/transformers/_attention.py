@@ -21,7 +21,7 @@ Second = Callable[[AttentionCall], Any]
 
 
 def function_giving(second: Second, ignored: frozenset[str]) -> Callable[..., tuple[Tensor, Any]]:
-    """An attention function whose second value is `second(meaning)` if a caller asks for attentions."""
+    """An attention function whose second value is `second(meaning)` if a caller requests attentions."""
 
     def saccade_attention_forward(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any

@@ -15,8 +15,7 @@ Classes = dict[str, Any]
 
 
 def refuse_by_name(model: Any, name: str) -> None:
-    """Raise an error, from now on, where a model of this class is asked for `name` and would choose a class of
-    attention."""
+    """Make the class of this model raise an error if `name` is requested and would select an attention class."""
     original = model.get_correct_attn_implementation
     if hasattr(original, "_without_saccade"):
         return

@@ -1,4 +1,4 @@
-"""What a call of F.scaled_dot_product_attention means in Saccade's terms.
+"""Converts calls of F.scaled_dot_product_attention to Saccade's arguments.
 
     softmax(scale q.k + attn_mask) v        attn_mask boolean (True = attend) or added, is_causal from the top left
 
@@ -98,7 +98,7 @@ def _cast(tensor: Tensor) -> Tensor:
 
 
 def _hidden(given: Tensor, whole: tuple[int, ...], dtype: torch.dtype) -> tuple[Mask | None, Tensor | None] | str:
-    """attn_mask as (mask, bias), one of which is None, or the reason why it is invalid."""
+    """attn_mask as (mask, bias), one of which is None, or the reason why attn_mask is invalid."""
     if given.dtype == torch.bool:
         mask = mask_of(given, whole)
         return mask if isinstance(mask, str) else (mask, None)

@@ -64,7 +64,8 @@ def spelled(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Einsum
 
 
 def laid_out(product: EinsumSpec, left_varies: Varies, right_varies: Varies) -> ProductLayout | None:
-    """The layout with one row and one column axis: an axis of one factor alone (of several the varying one)."""
+    """The layout of a product with one row axis and one column axis, each an axis that only one factor has. If a factor
+    has several, the axis that varies is chosen."""
     left, right, out = product.left_axes, product.right_axes, product.out_axes
     if product.repeats or set(out) - set(left + right):
         return None

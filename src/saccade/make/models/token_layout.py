@@ -154,7 +154,8 @@ class TokenLayout:
 
 
 def token_layout(batch: int, length: int, attention_mask: Any, *, packed: bool = True) -> TokenLayout:
-    """The layout of a batch (B, L) with real tokens where `attention_mask` is 1 or True; None: all are real.
+    """The layout of a batch (B, L), whose real tokens have 1 or True in `attention_mask`; if it is None, all tokens are
+    real.
 
     Args:
         packed: whether padding may be removed. It never is when compiling, since graphs may not depend on values, if an

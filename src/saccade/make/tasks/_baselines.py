@@ -1,4 +1,4 @@
-"""Simple models beside the trained ones, from scikit-learn."""
+"""Simple models from scikit-learn, with which trained models are compared."""
 
 from __future__ import annotations
 

@@ -105,11 +105,12 @@ class ExampleTask(Task):
         return type(self).logits is not ExampleTask.logits
 
     def row_weights(self, batch: Batch) -> Tensor | None:
-        """The weight (N,) of each of these rows in training; None: equal weights."""
+        """The weight (N,) of each of these rows in training; None if all weights are equal."""
         return None
 
     def state_counts(self, batch: Batch) -> Tensor | None:
-        """The number of hidden states (B,) of each row that are not padding, which follows them; None: all."""
+        """The number of hidden states (B,) of each row that are not padding; the padding follows them. None if no state
+        is padding."""
         return batch["attention_mask"].sum(1) if "attention_mask" in batch else None
 
     def reads_alike(self, student: Model, teacher: Model, examples: Sequence[Any]) -> bool:
@@ -129,7 +130,7 @@ class ExampleTask(Task):
         return watched, words
 
     def token_names(self, model: Model, batch: Batch) -> list[str]:
-        """A label for each token of a batch of one example, where tokens are no text."""
+        """A label for each token of a batch of one example, if the tokens are not text."""
         raise ValueError(f"{self.name}: reads text; see saccade.look and saccade.view")
 
     def predict(self, model: Model, data: Sequence[Any], rows: int = JUDGED) -> list[Any]:

@@ -246,7 +246,7 @@ class Task(BaseTaskOptions, ABC):
 
 
 class Details(NamedTuple):
-    """Results of a test beside its metrics: plain values, and a table of them for a terminal, "" for none."""
+    """Further results of a test: plain values, and a table of them for a terminal ("" for none)."""
 
     values: dict[str, Any]
     table: str = ""

@@ -31,7 +31,7 @@ def kept_while_used(model: Model, folder: Path) -> Model:
 
 
 def small_files(model: Model) -> dict[str, bytes]:
-    """The model's files beside the weights: config.json, the tokenizer's files, and `STORED`."""
+    """The model's files except the weights: config.json, the tokenizer's files, and `STORED`."""
     files = {} if model.folder is None else {name: model.folder / name for name in COMPANIONS}
     found = {name: file.read_bytes() for name, file in files.items() if file.is_file()}
     stored = json.dumps(sorted(model.settings.stored))

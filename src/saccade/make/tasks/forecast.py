@@ -105,7 +105,8 @@ class Forecast(ForecastOptions, ExampleTask):
         return Windows(table, self.past, self.horizon, starts)
 
     def split(self, data: Windows, share: float, seed: int) -> tuple[Windows, Windows]:  # type: ignore[override]
-        """The last rows are for validation; windows whose future lies in them may look back at training rows."""
+        """Training and validation windows. Validation windows have their future in the last rows, and may look back at
+        training rows."""
         rows = len(data.table.values)
         held = max(round(share * rows), self.horizon)
         count = rows - held - self.past - self.horizon + 1

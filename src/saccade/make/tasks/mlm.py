@@ -145,8 +145,9 @@ class Mlm(MlmOptions, EncoderTask):
             yield from ((f"{file}: line {n}", line) for n, line in enumerate(read_lines(file), 1))
 
     def split(self, data: Sequence[MaskedText], share: float, seed: int) -> tuple[list[MaskedText], list[MaskedText]]:
-        """Texts that windows slide over are split inside, since there may be one alone: in stretches of as many words
-        as a window has tokens. Windows themselves need a tokenizer, which is learned from the training part."""
+        """If windows slide over texts, texts are split inside, since there may be only one text: in stretches of as
+        many words as a window has tokens. Windows themselves need a tokenizer, which is learned from the training
+        part."""
         if self.long != "slide":
             return super().split(data, share, seed)
         words = self.longest or LONGEST

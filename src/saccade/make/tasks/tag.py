@@ -267,7 +267,7 @@ class Tag(TagOptions, EncoderTask):
         return [Baseline("the most frequent tag of each word", outputs)]
 
     def _usual_tags(self, training: Sequence[TaggedText]) -> dict[str, tuple[str, float]]:
-        """The most frequent tag of each word (of equal ones the first in `tags`), and its share."""
+        """The most frequent tag of each word (in a tie, the first in `tags`), and its share."""
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for example in training:
             for n, tag in enumerate(example.truth):

@@ -65,7 +65,8 @@ def bounded_table(source: Any, name: str, wanted: str, *, booleans: bool = False
 
 
 def _beyond_int64(source: Any) -> int | None:
-    """The first int of a list that exceeds int64, of which NumPy would make a float or an object; None without one."""
+    """The first int of a list that exceeds int64, which NumPy would convert to a float or an object; None if there is
+    none."""
     if not isinstance(source, list | tuple):
         return None
     return next((n for n in source if isinstance(n, int) and not -(2**63) <= n < 2**63), None)
@@ -167,7 +168,7 @@ class OwnedTensor:
     @classmethod
     @lasting
     def holding(cls, host: np.ndarray, device: torch.device | None) -> OwnedTensor:
-        """A table of numbers worked out on the host; `device` None: it goes anywhere."""
+        """A table of numbers that the host has computed. If `device` is None, the table can move to any device."""
         host = np.ascontiguousarray(host)
         values = torch.from_numpy(host)
         return cls(values if device is None else values.to(device), portable=device is None, host=host)

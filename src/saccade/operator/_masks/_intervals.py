@@ -10,7 +10,8 @@ Span = tuple[int, int]  # half open: start <= index < stop
 
 
 class Region(NamedTuple):
-    """A rectangle of query rows by keys; `positions` is where its rows stand. None: every batch item, every head."""
+    """A rectangle of query rows by keys; `positions` are the positions of its rows. `item` or `head` None means all of
+    them."""
 
     rows: Span
     positions: Span
@@ -24,7 +25,7 @@ class Region(NamedTuple):
 
 
 def band(low: int, high: int, least: int | None, most: int | None) -> Kind:
-    """Whether `least <= x <= most` (None: open) holds for all, no or some x in [low, high]."""
+    """Whether `least <= x <= most` holds for all, no or some x in [low, high]; None means no bound."""
     if (most is not None and low > most) or (least is not None and high < least):
         return "empty"
     if (most is None or high <= most) and (least is None or low >= least):

@@ -36,7 +36,7 @@ _UNDERSCORED = frozenset(
 
 @dataclass(frozen=True)
 class MaskProblem:
-    """The sizes a mask is asked to fit; where `exact` is false there may be more rows and keys than these."""
+    """The sizes that a mask must fit; if `exact` is false, there may be more rows and keys."""
 
     rows: int
     keys: int
@@ -127,8 +127,8 @@ class Mask(ABC):
         return cls(**fields)
 
     def write(self, program: Program, scope: ProgramScope) -> None:
-        """Write the mask's part of the program for the native kernels. A class without a `write` is worked out in
-        tiles."""
+        """Write the mask's part of the program for the native kernels. The mask of a class without `write` is computed
+        in tiles."""
         raise NotImplementedError
 
     def _children(self) -> tuple[Mask, ...]:
@@ -164,7 +164,8 @@ class Mask(ABC):
 
     @property
     def widens(self) -> bool:
-        """Whether each row sees at least what the row before it sees, so that the last row tells all."""
+        """Whether each row sees at least the keys of the row before it, so that the last row determines which keys are
+        seen."""
         return self.by_key
 
     @property
@@ -195,7 +196,8 @@ class Mask(ABC):
         return held[2]
 
     def _remember(self, what: str, lengths: Lengths, value: Any) -> None:
-        """Keep what was worked out for (Lq, Lk), since one mask serves every layer of a model. Copies forget it."""
+        """Cache a result for (Lq, Lk), since one mask serves every layer of a model. Copies of the mask start without
+        it."""
         self._set(_memos={**self._memos, what: (lengths, self._reads(), value)})
 
     def __and__(self, other: Any) -> Mask:
@@ -390,7 +392,7 @@ class Mask(ABC):
         return held[0] if held else None
 
     def _origin(self) -> tuple[int, int]:
-        """(row, key) of the whole problem at which row 0 and key 0 of this one stand: (0, 0) unless sliced."""
+        """(row, key) of the whole problem where row 0 and key 0 of this one are: (0, 0) unless sliced."""
         origins = (part._origin() for part in self._children())
         return next((origin for origin in origins if origin != (0, 0)), (0, 0))
 

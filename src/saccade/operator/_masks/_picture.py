@@ -171,7 +171,7 @@ def picture(
 
 
 def in_notebook(mask: Mask) -> str:
-    """The mask drawn at a size that shows its pattern; its text if no size that was tried can be drawn."""
+    """The mask drawn at a size that shows its pattern; the text of the mask if drawing fails at every size."""
     try:
         drawn = _at_usual_sizes(mask)
         first = next(drawn)
@@ -188,7 +188,7 @@ def _at_usual_sizes(mask: Mask) -> Iterator[MaskPicture]:
 
 
 def _usual_sizes(mask: Mask) -> list[tuple[int, int]]:
-    """Sizes to draw a mask at: its own where its data fit one alone, else ever larger squares."""
+    """Sizes at which to draw a mask: its own size if its data fit only that, otherwise growing squares."""
     fixed = mask._required_lengths()
     if fixed is not None:
         return [fixed]
@@ -224,7 +224,7 @@ def _says_little(drawn: MaskPicture) -> bool:
 
 
 def _limits(to: str | Path | None) -> tuple[int, int]:
-    """Cells down and across: a screenful for what may be printed."""
+    """Maximum numbers of cells down and across: a mask that may be printed fits on a screen."""
     if to in (None, "text") or str(to).endswith(".txt"):
         return 40, max(min((shutil.get_terminal_size((80, 24)).columns - 8) // 2, 60), 16)
     return _IMAGE, _IMAGE

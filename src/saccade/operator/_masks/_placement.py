@@ -1,4 +1,4 @@
-"""`.at` and `.slice`: where the queries of a mask stand."""
+"""`.at` and `.slice`: the positions of the queries of a mask."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._program import Opcode, Program, ProgramScope
 
 
 def shared(masks: Sequence[Mask]) -> Hashable:
-    """The one placement of masks that are combined. ValueError where they stand in different places."""
+    """The one placement of masks that are combined. ValueError if their placements differ."""
     found = {mask.placement() for mask in masks} - {None}
     if len(found) <= 1:
         return found.pop() if found else None
@@ -36,7 +36,7 @@ def shared(masks: Sequence[Mask]) -> Hashable:
 
 
 class At(Mask):
-    """A mask whose query row i stands at position `i + offset`. Made by `Mask.at`."""
+    """A mask whose query row i is at position `i + offset`. Made by `Mask.at`."""
 
     fields = ("part", "offset")
 

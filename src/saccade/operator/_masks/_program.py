@@ -107,10 +107,10 @@ class Program:
 
 
 def has_program(mask: Mask) -> bool:
-    """Whether the mask's own class defines its program: an inherited one may not fit what the subclass means."""
+    """Whether the mask's own class defines its program. An inherited program may not fit the subclass."""
     return "write" in vars(type(mask))
 
 
 def is_beyond(row: int, key: int) -> bool:
-    """Whether a slice that begins there is too far away for tables of what lies before it."""
+    """Whether a slice starts so far away that tables of everything before it would be too large."""
     return max(row, key) > _BEYOND

@@ -1,8 +1,8 @@
-"""Mask programs as the masks that have kernels: causal, windows, documents, padding and what is made of them.
+"""Mask programs as masks that have kernels: causal, windows, documents, padding and combinations of these.
 
 Proved from the program's structure, never from samples. A comparison of ints is read as a linear form `sum + constant`
-compared with 0; what the sum is made of decides. A part that depends on nothing but the key and the batch item is
-worked out for every key.
+compared with 0; the terms of the sum decide. A part that depends only on the key and the batch item is computed for
+every key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _OF_KEYS = frozenset({"k", "b", "table"})
 
 
 class Sizes(NamedTuple):
-    """The known sizes of a call: the keys it has, and how many batch items and heads the program tells apart."""
+    """The known sizes of a call: its number of keys, and the numbers of batch items and heads for which the program
+    differs."""
 
     keys: int | None = None
     batch: int | None = None
@@ -267,7 +268,7 @@ class _Reader:
     # --- unions
 
     def _prefix(self, nodes: list[int]) -> tuple[Mask, list[int]] | None:
-        """`q >= k` beside `k < length`, and the other parts."""
+        """The prefix mask of `q >= k` together with `k < length`, and the remaining nodes; None if there is none."""
         causal = next((node for node in nodes if isinstance(self.mask(node), Causal)), None)
         for node in nodes if causal is not None else ():
             length = self._below(node)
@@ -305,7 +306,8 @@ class _Reader:
         return lengths if lengths.dim() else int(lengths)
 
     def _global(self, nodes: list[int]) -> tuple[Mask, list[int]] | None:
-        """A rule about the key beside the same about the query."""
+        """The mask of global tokens, from a condition on the key and the same condition on the query, and the remaining
+        nodes; None if there is none."""
         if self.sizes.keys is None:
             return None
         for key in nodes:
@@ -330,7 +332,7 @@ class _Reader:
     # --- keys alone
 
     def _of_keys(self, node: int) -> Mask | None:
-        """A rule about the key and the batch item alone, worked out for every key."""
+        """The mask of a condition that depends only on the key and the batch item, computed for every key."""
         if self.sizes.keys is None or not self._uses(node) <= _OF_KEYS:
             return None
         batch = self.sizes.batch if "b" in self._uses(node) else 1

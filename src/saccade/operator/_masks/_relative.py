@@ -1,4 +1,4 @@
-"""Masks that look only at where query and key stand: causal, window, prefix, and the Sparse Transformer's two."""
+"""Masks that depend on the positions of query and key: causal, window, prefix, and two of the Sparse Transformer."""
 
 from __future__ import annotations
 

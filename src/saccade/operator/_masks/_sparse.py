@@ -61,7 +61,7 @@ class Global(Mask):
 
     @property
     def by_lengths(self) -> bool:  # type: ignore[override]
-        """Whether the tokens are known by a list alone, without a table of positions."""
+        """Whether the tokens are only in a list, without a table of positions."""
         return isinstance(self.members, SparseSubset)
 
     def _own_batch_and_heads(self) -> tuple[int, int]:
@@ -229,7 +229,7 @@ class SparseSubset:
 
 
 def members(tokens: OwnedTensor) -> Subset | SparseSubset:
-    """The set of the positions listed, or of those that booleans (B, L) or (L,) mark."""
+    """The set of the positions that are listed, or that booleans (B, L) or (L,) mark."""
     if tokens.values.dtype == torch.bool:
         return Subset(OwnedTensor.holding(np.atleast_2d(tokens.host), tokens.device))
     if not _dense_enough(tokens.host, len(tokens.host)):

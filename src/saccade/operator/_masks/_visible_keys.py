@@ -132,7 +132,7 @@ def _scan(mask: Mask, Lq: int, Lk: int, place: torch.device) -> Tensor:
 
 
 def _reduce(mask: Mask, tensor: Tensor, keys: Span, Lq: int, Lk: int) -> None:
-    """Mark in `found[..., keys]` what the tiles above each other show, from the diagonal outwards."""
+    """Mark in `tensor[..., keys]` the keys that some row sees, in tiles from the diagonal outwards."""
     middle = keys[0] - (Lk - Lq)
     part = tensor[..., keys[0] : keys[1]]
     for start in sorted(range(0, Lq, _ROWS), key=lambda at: abs(at - middle)):

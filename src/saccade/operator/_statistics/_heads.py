@@ -84,7 +84,7 @@ def _sound(vectors: HeadVectors, bounds: tuple[Tensor, Tensor]) -> Numbers:
 
 
 def _exactly(vectors: HeadVectors, histogram: bool) -> Numbers:
-    """Numbers per head of vectors with entries that are not finite, or without real ones."""
+    """Numbers per head for vectors with entries that are not finite, or for heads without real vectors."""
     entries, real = vectors
     finite = torch.isfinite(entries)
     bad = ~finite
@@ -108,7 +108,8 @@ def _histogram(entries: Tensor, inside: Tensor | None, numbers: Numbers) -> Numb
 
 
 def _average(norms: Tensor, rows: Tensor | None) -> Tensor:
-    """The mean norm of each head over the rows (B, H, L), None: all; NaN for heads without a row."""
+    """The mean norm of each head over the rows (B, H, L) that are True, or over all rows if `rows` is None; NaN for
+    heads without a row."""
     return norms.mean((0, 2)) if rows is None else torch.where(rows, norms, 0.0).sum((0, 2)) / rows.sum((0, 2))
 
 

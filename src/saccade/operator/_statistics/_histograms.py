@@ -37,7 +37,8 @@ def even_bins(entries: Tensor, edges: Tensor) -> Tensor:
 
 
 def _bins_per_unit(low: Tensor, high: Tensor) -> Tensor:
-    """Bins per unit, from halves: the difference of two numbers may overflow; +inf if they are too close."""
+    """Bins per unit; +inf if the numbers are too close. Both numbers are halved first, because their difference may
+    overflow."""
     return BINS / (high * 0.5 - low * 0.5)
 
 
@@ -55,7 +56,8 @@ def octave_bins(weights: Tensor) -> Tensor:
 
 
 def tally(bins: Tensor, inside: Tensor | None, edges: Tensor) -> Tensor:
-    """The count of each bin number in each head, (H, n) int64, of bin numbers (B, H, ...) `inside` (None: all)."""
+    """The number of entries in each bin of each head, (H, n) int64. `bins` (B, H, ...) are bin numbers, and only those
+    `inside` count (all if None)."""
     heads, count = edges.shape[0], edges.shape[1] - 1
     if inside is not None:
         bins = torch.where(inside, bins, count)
@@ -64,5 +66,5 @@ def tally(bins: Tensor, inside: Tensor | None, edges: Tensor) -> Tensor:
 
 
 def _across(of_heads: Tensor, entries: Tensor) -> Tensor:
-    """(H,) beside (B, H, ...)."""
+    """Numbers of heads (H,) in a shape that broadcasts to (B, H, ...)."""
     return of_heads.view(-1, *[1] * (entries.dim() - 2))

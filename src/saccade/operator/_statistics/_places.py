@@ -16,7 +16,8 @@ from .._masks._placement import At, Slice
 
 
 def standing(call: CheckedCall) -> Placement:
-    """Row i stands at key index `i + standing`: by the mask's placement, else the bias's, else bottom-right."""
+    """The placement of the queries: row i is at key index `i + result`, by the mask, else by the bias, else
+    bottom-right."""
     bias = None if call.bias is None else call.bias.offset
     found = _stands_at(call.mask, None if bias is not None else call.length_k - call.length_q, call.device)
     if found is not None:
@@ -32,7 +33,7 @@ def positions(rows: Tensor, placement: Placement) -> Tensor:
 
 
 def padded_rows(mask: Mask | None, length: int, device: torch.device) -> Tensor:
-    """Rows that a `Padding(queries=...)` says are no tokens, bool (B|1, 1, Lq|1)."""
+    """Rows that `Padding(queries=...)` marks as padding, bool (B|1, 1, Lq|1)."""
     found = _padded(mask, 0, length, device)
     return torch.zeros(1, 1, 1, dtype=torch.bool, device=device) if found is None else found[:, None]
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """(B, Hq, Lq) unless it says otherwise. Rows that see nothing hold 0, -1 for a key, and lse = -inf."""
+    """Statistics of rows, (B, Hq, Lq) unless a comment names another shape. Rows that see no key have 0, key -1, and
+    lse = -inf."""
 
     lse: Tensor  # the sink counted
     entropy: Tensor

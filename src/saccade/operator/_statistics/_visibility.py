@@ -25,7 +25,7 @@ _ROWS, _KEYS = 256, 2048
 
 
 class RowVisibility(NamedTuple):
-    """Counts of visible keys: they depend on mask and lengths alone, unless a bias of -inf hides more."""
+    """Counts of visible keys. They depend only on the mask and the lengths, unless a bias of -inf hides more."""
 
     seen: Tensor  # int64 (B|1, H|1, Lq|1), how many keys each row sees
     keys: Tensor | None  # bool (B|1, H|1, Lk), seen by some row; None: all
@@ -64,7 +64,7 @@ def _worked_out(call: CheckedCall) -> RowVisibility:
 
 
 def first_key(call: CheckedCall) -> Tensor:
-    """`RowVisibility.first`, without counting what each row sees."""
+    """`RowVisibility.first`, without counting the visible keys of each row."""
     if _hides(call):
         return row_visibility(call).first
     return _first(keys_seen(call.mask, call.length_q, call.length_k, device=call.device), call.device)

@@ -22,7 +22,7 @@ from ._rows import RowStatistics
 
 
 class WeightTile(NamedTuple):
-    """One tile: its logits, -inf for hidden pairs, and which pairs are visible (None: all)."""
+    """One tile: its logits, -inf for hidden pairs, and the visible pairs (None if all are visible)."""
 
     keys: Span
     logits: Tensor  # (B, Hq, r, c)

@@ -1,4 +1,4 @@
-"""What may be put together to a batch.
+"""Checks for sequences that are batched together.
 
 Shape legend: L_i length of sequence i.
 """
@@ -14,7 +14,7 @@ from .._masks._data import describe
 
 
 def check_sequences(sequences: Any) -> None:
-    """TypeError or ValueError unless these are tensors (L_i, ...) that differ in L_i alone; at least one."""
+    """TypeError or ValueError unless these are one or more tensors (L_i, ...) that differ only in L_i."""
     if isinstance(sequences, Tensor) or not isinstance(sequences, Sequence):
         raise TypeError(f"sequences: must be a list of tensors (L_i, ...), got {describe(sequences)}")
     if not sequences:

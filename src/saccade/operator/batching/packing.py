@@ -1,4 +1,4 @@
-"""Sequences of unequal length one behind the other in one row, and back.
+"""Packs sequences of unequal length one after another into one row, and unpacks them.
 
 Shape legend: T tokens in all, L_i length of sequence i; ... any further axes, the same for all.
 """
@@ -94,7 +94,7 @@ class Packed:
 
 
 def pack(sequences: Sequence[Tensor]) -> Packed:
-    """Sequences (L_i, ...) one behind the other in one row (1, T, ...), without padding. Differentiable.
+    """Sequences (L_i, ...) one after another in one row (1, T, ...), without padding. Differentiable.
 
     Everything but attention works on T tokens. Attention skips tiles that lie between two sequences; where sequences
     are shorter than a backend's tiles, pairs of two sequences are still computed, and masked. Empty sequences stay in
@@ -166,7 +166,7 @@ def real_row(real: Tensor) -> tuple[Tensor, Documents]:
 
 
 def has_holes(real: Tensor) -> bool:
-    """Whether padding stands between real tokens of an item: they are in more than one run."""
+    """Whether an item has padding between real tokens, so that they are in more than one run."""
     starts = real[:, 0] + (real[:, 1:] > real[:, :-1]).sum(1)
     return bool((starts > 1).any())
 

@@ -45,7 +45,7 @@ class PaddingShare:
 
 
 class LengthGrouped(Sampler[list[int]]):
-    """Batches of similar length, as `batch_sampler=` of a `DataLoader`: less of each padded batch is padding.
+    """Batches of similar length, as `batch_sampler=` of a `DataLoader`, so that padded batches have less padding.
 
     Each epoch draws an order of the items, cuts it into pools of `pool` batches (the last holds the rest too), sorts
     each pool by length, cuts it into batches, and draws an order of the batches. A larger pool saves more padding; a
@@ -140,7 +140,8 @@ class LengthGrouped(Sampler[list[int]]):
         return [step[self.rank].tolist() for step in self._steps(whole(epoch, "epoch", least=0))]
 
     def padding(self, epoch: int = 0) -> PaddingShare:
-        """The padding of an epoch on all ranks, beside that of batches filled in random order under the same limits."""
+        """The padding of an epoch on all ranks, and for comparison that of batches filled in random order under the
+        same limits."""
         steps = self._steps(whole(epoch, "epoch", least=0))
         grouped = [batch for step in steps for batch in step]
         # An order of its own: `shuffle=False` is compared with chance too.

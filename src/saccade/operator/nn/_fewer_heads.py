@@ -61,7 +61,7 @@ def kept_groups(kept: Sequence[int], heads: int, kv_heads: int) -> list[int]:
 
 
 def fewer_heads(config: AttentionConfig, kept: Sequence[int]) -> AttentionConfig:
-    """The configuration with these heads alone. ValueError as of `kept_groups`."""
+    """The configuration with only these heads. ValueError as of `kept_groups`."""
     shape, positions = config.shape, config.positions
     if isinstance(positions, AlibiConfig):
         slopes = paper_slopes(config.heads) if positions.slopes is None else positions.slopes
@@ -78,7 +78,7 @@ def fewer_heads(config: AttentionConfig, kept: Sequence[int]) -> AttentionConfig
 
 
 def cut_heads(module: MultiHeadAttention, kept: Sequence[int]) -> Cut:
-    """The cut that leaves `module` with these heads alone, in its current numbering.
+    """The cut that leaves only these heads of `module`, in its current numbering.
 
     Raises:
         ValueError: as of `kept_groups`; a mechanism or a module of positions that cannot do with fewer heads.

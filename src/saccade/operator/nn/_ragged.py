@@ -1,4 +1,4 @@
-"""Nested tensors: a batch of unequal lengths runs as one packed row, each item a document of its own.
+"""Nested tensors: a batch of unequal lengths runs as one packed row, in which each item is a separate document.
 
 What reads with a mechanism instead of softmax attention runs as a padded batch instead: few mechanisms can tell
 documents in a row apart, and all of them know padding.

@@ -133,7 +133,7 @@ def _stack(module: Stack, path: str = "") -> Any:
 
 
 def _check_stack(module: Stack, path: str) -> None:
-    """Check that each part is what the stack's configuration says."""
+    """Check that each part has the module that the stack's configuration describes."""
     check_names(path, module, ("blocks", "norm"))
     check_layers(join(path, "blocks"), module.blocks)
     for number, block in enumerate(module.blocks):

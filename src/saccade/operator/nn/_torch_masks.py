@@ -1,4 +1,4 @@
-"""What PyTorch's modules call masks, in Saccade's terms.
+"""Converts the masks of PyTorch's modules to masks of Saccade.
 
 Shape legend: B batch, H heads, L / S lengths of queries and keys.
 """
@@ -34,7 +34,7 @@ class TranslatedMasks(NamedTuple):
 def masks_from_torch(
     attn_mask: Tensor | None = None, key_padding_mask: Tensor | None = None, *, heads: int | None = None
 ) -> TranslatedMasks:
-    """PyTorch's `attn_mask` and `key_padding_mask`, which say who is *ignored*, as a mask and a bias.
+    """PyTorch's `attn_mask` and `key_padding_mask`, in which True means *ignore*, as a mask and a bias.
 
     Booleans are inverted. Floating-point masks of 0 and -inf, as `nn.Transformer.generate_square_subsequent_mask`
     makes them, become masks too; others are additive scores and become the bias. A square mask of a causal model

@@ -335,8 +335,8 @@ class MultiHeadAttention(nn.Module):
         cache: LayerCache | ContextLayer | None,
         positions: nn.Module | None,
     ) -> tuple[Tensor, CachedInputs, AlignedItems | None]:
-        """The inputs of self-attention: queries (B, Hq, Lq, D), the keys and values of these and of the cached tokens,
-        and the positions of the queries, if a mechanism that does not support placed masks needs them."""
+        """The inputs of self-attention: queries (B, Hq, Lq, D); keys and values of the new and the cached tokens; and
+        the positions of the queries, if a mechanism that does not support placed masks needs them."""
         if cache is not None:
             if not isinstance(cache, LayerCache):
                 hint = " (give cache[layer])" if isinstance(cache, KVCache) else ""

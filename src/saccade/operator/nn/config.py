@@ -1,4 +1,4 @@
-"""What attention and blocks are made of, as frozen values: two are equal when they describe the same module.
+"""Configurations of attention and blocks, as frozen values: two are equal if they describe the same module.
 
 Shape legend: E model width, C width of a context, Hq / Hkv query and key-value heads, D key width, Dv value width of a
 head.
@@ -369,7 +369,7 @@ def default_hidden(width: int, *, gated: bool = True) -> int:
 
 
 def check_heads(width: int, heads: int, kv_heads: int | None, head_width: int | None = None) -> None:
-    """ValueError unless the heads divide the width (or have one of their own) and kv_heads divide the heads."""
+    """ValueError unless the heads divide the width (or have a given head width) and kv_heads divide the heads."""
     check_positive("width", width)
     if heads < 1 or (head_width is None and width % heads):
         raise ValueError(f"heads: must divide the width, got heads={heads} and width={width}")

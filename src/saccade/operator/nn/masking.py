@@ -1,4 +1,4 @@
-"""What modules make of the masks they are given.
+"""Masks of a call, combined from the mask, the padding and the window that a module is given.
 
 Shape legend: B batch, Lq / Lk rows and keys, C width of a context.
 """

@@ -69,7 +69,8 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: Tensor, mask: Mask | Tensor | None = None, *, return_weights: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """x (B, L, E) to (B, L, D), and with `return_weights` also the weights (B, L, L): rows ask, columns answer."""
+        """x (B, L, E) to (B, L, D), and with `return_weights` also the weights (B, L, L): a row for each query, a
+        column for each key."""
         check_tokens("x", x, self.query.in_features, self.query.weight)
         query, key, value = (layer(x)[:, None] for layer in (self.query, self.key, self.value))  # one head
         out = attention(query, key, value, mask)[:, 0]

@@ -104,7 +104,7 @@ class Stack(nn.Module):
         hidden_states: list[Tensor] | None,
         **common: Any,
     ) -> Tensor | tuple[Tensor, tuple[Any, ...]]:
-        """x through all blocks and the last norm; `per_layer` gives what differs between them."""
+        """x through all blocks and the last norm; `per_layer` returns the arguments that differ between layers."""
         check_tokens("x", x, self.config.width)
         weights, states = [], [] if hidden_states is None else hidden_states
         for layer, block in enumerate(self.blocks):
@@ -322,7 +322,7 @@ class Decoder(Stack):
             refuse_rows(checked)
 
     def cache(self) -> KVCache:
-        """An empty cache: what each layer's attention decodes with, keys and values that grow or a state that does not.
+        """An empty cache: for each layer's attention, keys and values that grow, or a state of fixed size.
 
         Others are made by `KVCache.static` and `KVCache.window`.
 

@@ -73,7 +73,7 @@ class Transformer(nn.Module):
         target_padding: Padding | None = None,
         observe: LayerObserver | None = None,
     ) -> Tensor:
-        """Encode `source` and decode `target` beside it.
+        """Encode `source`, and decode `target` with the result as context.
 
         Args:
             source: (B, Ls, E).

@@ -16,7 +16,7 @@ from .._masks._data import whole
 
 
 class AlibiBias(nn.Module):
-    """Attention with linear biases: logits less `slope_h * |position(i) - j|`.
+    """Attention with linear biases: `slope_h * |position(i) - j|` is subtracted from the logits.
 
     Slopes are powers of `2 ** (-8 / Hq)`: Press et al., "Train Short, Test Long: Attention with Linear Biases Enables
     Input Length Extrapolation" (2022), section 3. For numbers of heads that are no power of two they follow the

@@ -114,7 +114,8 @@ class Rotary(nn.Module):
 
 
 class StoredRotary(Rotary):
-    """`Rotary` with frequencies of its own, which a checkpoint carries: rounded ones are what its model was trained on.
+    """`Rotary` with the stored frequencies of a checkpoint. If they are rounded, the model was trained on the rounded
+    frequencies.
 
     Attributes:
         frequencies: (width / 2,) radians a token, a buffer; it keeps its dtype when the model's is changed.

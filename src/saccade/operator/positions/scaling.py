@@ -88,7 +88,7 @@ class NTKScaling(_ByFactor):
 
 @dataclass(frozen=True)
 class YaRNScaling:
-    """Fast pairs stay as they are, slow ones are interpolated, those between are mixed; logits grow a little.
+    """Fast pairs stay unchanged, slow pairs are interpolated, and the pairs between are mixed; logits grow a little.
 
     `frequency_i = (1 - ramp(i)) * theta_i + ramp(i) * theta_i / factor` with `theta_i = base ** (-2 i / D)`. Pairs that
     turn at least `beta_fast` times within the original length have ramp 0, those that turn at most `beta_slow` times
@@ -158,7 +158,7 @@ class YaRNScaling:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Fast pairs stay as they are, slow ones are interpolated, those between are mixed by how often they turn.
+    """Fast pairs stay unchanged, slow pairs are interpolated, and the pairs between are mixed by how often they turn.
 
     `frequency_i = s_i * theta_i + (1 - s_i) * theta_i / factor` with `theta_i = base ** (-2 i / D)`,
     `t_i = original_length * theta_i / (2 pi)` turns within the original length, and

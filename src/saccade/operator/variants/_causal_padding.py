@@ -93,7 +93,7 @@ def causal_padding_of(
 
 
 def real_rows(mask: Mask | Tensor | None, Lq: int, Lk: int, device: torch.device) -> Tensor | None:
-    """Which rows are queries, bool (B or 1, Lq), where a mask of any kind holds a `Padding(queries=...)`; None: all.
+    """Rows that are queries by a `Padding(queries=...)` in the mask, bool (B or 1, Lq); None if all are.
 
     For mechanisms on the exact operator, which may do something of their own with each row.
     """

@@ -37,8 +37,8 @@ def factors(buckets: int) -> tuple[int, ...]:
 
 
 def directions(seed: int, factor: int, columns: int, rounds: int, heads: int, width: int) -> Tensor:
-    """Normal directions (H, D, R, c). The first columns do not depend on c: a short item of a batch has the same
-    directions as alone."""
+    """Normal directions (H, D, R, c). The first columns do not depend on c, so that a short item has the same
+    directions in a batch and by itself."""
     drawn = np.random.default_rng((seed, factor)).standard_normal((columns, rounds, heads, width))
     return torch.from_numpy(drawn).permute(2, 3, 1, 0)
 
@@ -88,7 +88,7 @@ class BucketOrder(NamedTuple):
 
 
 def in_order(buckets: Tensor, real: Tensor | None, chunk: int, inside: bool) -> BucketOrder:
-    """Tokens sorted by their buckets (N, R, L), those that are not real (N, 1, L) in a bucket of their own at the end.
+    """Tokens sorted by their buckets (N, R, L); padding (N, 1, L) is in an extra bucket at the end.
 
     Args:
         inside: whether chunks are counted inside each bucket, or over all sorted tokens.
@@ -164,7 +164,7 @@ class _Layout:
         return held.unflatten(0, (-1, self.rows))[self.back :]
 
     def _windows(self, held: Tensor) -> Tensor:
-        """Rows in order to what each chunk reads, (C, w, ...): a view."""
+        """The rows that each chunk reads, (C, w, ...), as a view of the rows in order."""
         inner = held[0].numel()
         chunks = held.shape[0] // self.rows - self.back
         return held.as_strided((chunks, self.wide, *held.shape[1:]), (self.rows * inner, *held.stride()))

@@ -317,7 +317,7 @@ def _for_items(vectors: Tensor, x: Tensor) -> Tensor:
 
 
 def signed(projection: Tensor, kind: str) -> Tensor:
-    """The vectors of positive features, (H or 1, r, D): hyperbolic ones are those of w and -w."""
+    """The vectors of positive features, (H or 1, r, D); for hyperbolic features, those of w and -w."""
     return torch.cat([projection, -projection], 1) if kind == "hyperbolic" else projection
 
 

@@ -29,7 +29,7 @@ class RealTokens(NamedTuple):
         return cls(kept, torch.argsort((~kept).to(torch.uint8), dim=1, stable=True), kept.sum(1))
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """(B, H, L, n) with the t-th real token in row t and 0 behind them, whatever stood in the other rows."""
+        """(B, H, L, n) with the t-th real token in row t, and 0 after the last real token."""
         tensor = zero_padding(tensor, self.kept)
         return tensor if self.order is None else _taken(tensor, self.order)
 

@@ -178,7 +178,8 @@ class _Blocks(NamedTuple):
 
     @property
     def limits(self) -> Tensor | None:
-        """Upper limits (exclusive) of the blocks to choose from, int64 (1 or B,); None: the own block is the limit."""
+        """Upper limits (exclusive) of the blocks to choose from, int64 (1 or B,); None if the limit of each query is
+        its own block."""
         return None if self.causal else self.counts
 
 

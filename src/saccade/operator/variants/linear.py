@@ -1,4 +1,4 @@
-"""Linear attention: keys and values are summed once, before any query asks.
+"""Linear attention: keys and values are summed once, independently of the queries.
 
     out_i = phi(q_i) . sum_j phi(k_j) v_j^T / phi(q_i) . sum_j phi(k_j)
 

@@ -1,4 +1,4 @@
-"""Longformer: a window around each token, and a few global tokens that read with projections of their own.
+"""Longformer: a window around each token, and a few global tokens with separate projections.
 
     ordinary rows   out_i = softmax(q_i.k_j / sqrt(d)) v_j       over j in the window of i, and over the global tokens
     global rows     out_i = softmax(qg_i.kg_j / sqrt(d)) vg_j    over all j, with qg, kg, vg = x Wqg, x Wkg, x Wvg
@@ -39,7 +39,7 @@ from .patterns import longformer
 
 @dataclass(frozen=True)
 class LongformerConfig(MechanismConfig):
-    """A window around each token, dilated if wanted, and global tokens with projections of their own.
+    """A window around each token, optionally dilated, and global tokens with separate projections.
 
     Beltagy, Peters and Cohan, "Longformer: The Long-Document Transformer" (2020), section 3.1.
 

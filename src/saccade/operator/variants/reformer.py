@@ -139,7 +139,7 @@ class _TokenFacts(NamedTuple):
 
 
 def _guarded(query: Tensor, key: Tensor, value: Tensor, tokens: _TokenFacts) -> Tensor:
-    """`_read` of keys at unit length, where NaN and infinity reach those rows alone that read them.
+    """`_read` with keys of unit length. NaN and infinity reach only the rows that read them.
 
     Such rows are NaN and have no gradient. Products with weights of 0 would carry NaN to all the chunk.
     """
@@ -225,7 +225,7 @@ def _by_head(value: Tensor, heads: int) -> Tensor:
 
 
 def _without_padding(key: Tensor, value: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys and values with 0 in padded places, whatever stood there, and the real ones as (B or 1, 1, L, 1)."""
+    """Keys and values with 0 in padded places, and the real keys as bool (B or 1, 1, L, 1)."""
     if keys is None:
         return key, value, None
     real = keys[:, None, :, None]
@@ -233,7 +233,7 @@ def _without_padding(key: Tensor, value: Tensor, keys: Tensor | None) -> tuple[T
 
 
 def _rows(padding: CausalPadding, query: Tensor, length: int) -> Tensor | None:
-    """Rows that read, bool (B or 1, 1, Lq, 1); None: all. A token that is padded as key does not."""
+    """Rows that attend, bool (B or 1, 1, Lq, 1); None if all do. A token whose key is padding does not attend."""
     rows = None if padding.rows is None else padding.rows[:, None, :, None]
     if padding.keys is None:
         return rows
@@ -338,7 +338,7 @@ class ReformerConfig(MechanismConfig):
 
 
 class ReformerAttention(Mechanism):
-    """`lsh_attention` as a module, with directions of its own. `ReformerConfig.build` makes it.
+    """`lsh_attention` as a module that stores its random directions. `ReformerConfig.build` makes it.
 
     Example:
         >>> import torch, saccade

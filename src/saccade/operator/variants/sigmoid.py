@@ -1,4 +1,4 @@
-"""Sigmoid attention: every pair of query and key decides for itself, and no row is normalised.
+"""Sigmoid attention: the weight of each query-key pair is independent of other pairs, and rows are not normalised.
 
     out_i = sum_j sigmoid(scale q_i.k_j + bias_ij - log n_i) v_j        over the keys j that the mask shows to query i
 

@@ -196,7 +196,8 @@ class _AntecedentTallies:
         self.model.run(torch.tensor([piece.aligned.ids]), visit)
 
     def _case(self, piece: _DocumentPart, mention: Mention, antecedents: list[Mention]) -> _AntecedentCase | None:
-        """The case of an anaphor, whose baselines are counted; None if no antecedent has tokens of its own."""
+        """The case of an anaphor, after its baselines are counted; None if no antecedent has tokens outside of the
+        mention."""
         unit_of = piece.aligned.unit_of
         asks = unit_of[mention.head]
         own = {unit_of[word] for word in range(mention.first, mention.last + 1)}

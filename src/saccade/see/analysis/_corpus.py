@@ -106,7 +106,7 @@ class CorpusScores:
 
     @cached_property
     def _known(self) -> dict[str, np.ndarray]:
-        """(layers, heads) above chance by score, which decide roles; 0 where there is no value."""
+        """(layers, heads): the difference of each score from chance, which decides roles; 0 where it is NaN."""
         return {name: np.nan_to_num(self.above(name)) for rule in ROLES for name in rule.roles}
 
 

@@ -1,4 +1,4 @@
-"""What each layer encodes: a linear probe of its hidden states.
+"""A linear probe of the hidden states of each layer shows what the layer encodes.
 
 A multinomial logistic regression learns to predict the labels of words from one layer's vectors and is tested on other
 sentences. Its accuracy is shown beside three baselines: the most frequent label, layer 0 (the embeddings, which encode

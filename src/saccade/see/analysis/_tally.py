@@ -85,12 +85,12 @@ class AnswerTally:
 
     @property
     def best(self) -> tuple[int, int]:
-        """(layer, head) of the head that is right most often; of several, the first."""
+        """(layer, head) of the head that is right most often; in a tie, the first."""
         return _best(self.right.sum(0))
 
     @property
     def best_offset(self) -> tuple[int, AnswerShare]:
-        """The offset that is right most often (of several, the smallest), and how often."""
+        """The offset that is right most often (in a tie, the smallest), and its count."""
         offset = _best_offset(self.offsets[0] + self.offsets[1])
         return offset, AnswerShare(sum(held[offset] for held in self.offsets), self.total)
 

@@ -56,7 +56,7 @@ def edited(model: nn.Module, *edits: Edit | Mapping[str, Edit]) -> Iterator[Inte
 
 
 def scalar(result: Any, name: str) -> Tensor:
-    """The number that a user's function returned. TypeError or ValueError if it is no finite scalar."""
+    """The number that a user's function returned. TypeError or ValueError if it is not a finite scalar."""
     if not isinstance(result, Tensor):
         if isinstance(result, bool) or not isinstance(result, (int, float)):
             raise TypeError(f"{name}: expected a scalar, got {describe(result)}")

@@ -64,7 +64,8 @@ def read_text(model: TextModel, text: str, name: str = "text") -> ReadText:
 
 
 def target_tokens(predictor: Predictor, target: str | None) -> list[int]:
-    """The token of one word, or of two separated by a comma; [] for None. ValueError for anything else."""
+    """The token of one word, or the tokens of two words separated by a comma; [] for None. ValueError for anything
+    else."""
     if target is None:
         return []
     words = [word.strip() for word in target.split(",")]
@@ -128,7 +129,7 @@ def _run(predictor: Predictor, given: ReadText) -> Callable[[object], Tensor]:
 
 
 def _log_probability(tokens: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """The log-probability of the first token, less that of the second if there is one."""
+    """The metric: the log-probability of the first token, minus that of the second token if there are two."""
 
     def metric(logits: Tensor) -> Tensor:
         log_p = logits.float().log_softmax(-1)[list(tokens)]

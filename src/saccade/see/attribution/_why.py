@@ -77,7 +77,7 @@ class WhyAttends:
 
     @property
     def remainder(self) -> float:
-        """The model's own logit less the sum: rounding."""
+        """The rounding error: the model's own logit minus the sum."""
         return self.logit - self.total
 
     @property

@@ -88,7 +88,7 @@ class AttentionMap:
 
     @property
     def ordinary(self) -> np.ndarray:
-        """The indices of words that are no special token."""
+        """The indices of words that are not special tokens."""
         return np.flatnonzero([not word.special for word in self.words])
 
     @property

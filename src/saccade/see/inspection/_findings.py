@@ -67,7 +67,7 @@ class MapFinding:
 
 
 class HeadHabits(NamedTuple):
-    """Averages of all heads on a text, the same by chance, and which heads are no different from random ones."""
+    """Averages of all heads on a text, the averages by chance, and the heads that do not differ from random ones."""
 
     total: int
     means: dict[str, np.ndarray]  # (layers, heads) by name

@@ -206,7 +206,8 @@ def _reader(module: Any) -> Any:
 
 
 def _special(tokenizer: Any) -> frozenset[int]:
-    """All special tokens; the one for unknown words stands for a word, and counts only if it has another role, too."""
+    """Ids of the special tokens. The token for unknown words stands for a word, and is included only if it has another
+    role as well."""
     others = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id]
     unknown = {tokenizer.unk_token_id} - set(others)
     return frozenset(tokenizer.all_special_ids) - unknown

@@ -99,7 +99,7 @@ class Ablate(HeadEdit):
 
 
 def _tokens(call: AttentionCall) -> Tensor | None:
-    """(B or 1, Lq) bool: rows that are tokens, by the call or by padding in its mask; None: all are."""
+    """(B or 1, Lq) bool: rows that are tokens, by the call or by padding in its mask; None if all rows are."""
     mask, tokens = as_mask(call.mask), call.real
     for part in mask.parts if isinstance(mask, And) else () if mask is None else (mask,):
         if isinstance(part, Padding) and part.queries is not None:

@@ -23,7 +23,7 @@ WHAT = ("output", "weights", "query", "key", "value")
 
 
 class _Places(NamedTuple):
-    """Rows (or keys) of a call, and the rows of the source's call that replace them; None: all, in order."""
+    """Rows (or keys) of a call, and the rows of the source's call that replace them; None means all rows, in order."""
 
     here: list[int] | None
     there: list[int] | None

@@ -49,7 +49,7 @@ def observed(call: ObservedCall, request: ObservationRequest) -> tuple[Statistic
 
 
 def real_keys(call: ObservedCall) -> Tensor | None:
-    """(B or 1, H or 1, Lk) bool: keys that some counted row may see; None: all."""
+    """(B or 1, H or 1, Lk) bool: keys that some counted row may see; None if all are."""
     length_q, length_k, real = call.query.shape[2], call.key.shape[2], call.real
     keys = keys_seen(as_mask(call.mask), length_q, length_k, device=call.query.device)
     if real is None or length_q != length_k:

@@ -61,7 +61,8 @@ def colours(values: np.ndarray) -> Any:
 
 
 def label_axes(axes: Axes, queries: list[str] | None, keys: list[str] | None) -> None:
-    """Labels at the places 0, 1, ..., thinned until they are legible; dollar signs stay text. None: numbers."""
+    """Put labels at the places 0, 1, ..., thinned until they are legible; dollar signs stay text. Without labels, put
+    numbers."""
     axes.tick_params(length=0, labelsize=MOST_POINTS)
     axes.spines[:].set_visible(False)
     box = axes.get_position()

@@ -122,7 +122,8 @@ def print_map(console: Console, look: Look) -> None:
 
 
 def _that_fit(look: Look, labels: list[str], width: int) -> list[int]:
-    """The words that fit in cells of two, beside labels, breaks between passages and, for a square, numbers."""
+    """The words that fit in cells of width two, after the space for labels, breaks between passages and, for a square
+    map, numbers."""
     numbers = 0 if look.seen.causal else len(str(look.words)) + 1
     room = width - 1 - max(map(cell_len, labels)) - numbers
     count = max(1, room // BLOCK_CELL)
@@ -174,7 +175,7 @@ def _digit_cell(weight: float, cell: int, colours: bool) -> tuple[str, str | Sty
 
 
 def _block_lines(look: Look, labels: list[str], columns: list[int], colours: bool) -> list[Text]:
-    """Each row ends with its word, directly beside the top of the word's own column."""
+    """Lines of the map. Each row ends with its word, next to the top of the word's own column."""
     weights = look.seen.weights[look.layer, look.head]
     breaks = look.breaks(columns)
     lines: list[Text] = []

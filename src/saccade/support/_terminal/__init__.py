@@ -1,4 +1,4 @@
-"""What reaches a terminal: text from files and arguments without the characters that command a terminal."""
+"""Output to a terminal: text from files and arguments without the characters that command a terminal."""
 
 from __future__ import annotations
 

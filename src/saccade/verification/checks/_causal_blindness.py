@@ -242,8 +242,8 @@ def _windowed(subject: Subject, views: Sequence[_HeadVisibility], line: Location
 def _not_configured(
     configured: Set[int | None], views: Sequence[_HeadVisibility], line: Location | None
 ) -> Iterator[Finding]:
-    """Windows of layers that the configuration does not name, and configured windows that no layer has. The reach
-    through several layers says nothing of one layer."""
+    """Findings about windows of layers that the configuration lacks, and about configured windows that no layer has.
+    The reach through several layers does not show the window of one layer."""
     own = [view for view in views if view.own]
     last = max((view.length for view in own), default=1) - 1
     windows = {last if window is None else min(window, last) for window in configured}

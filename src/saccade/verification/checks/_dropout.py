@@ -65,8 +65,8 @@ def _run(subject: Subject) -> Iterator[Finding]:
 
 
 def _on_and_off(subject: Subject, rates: tuple[DropoutRate, ...]) -> tuple[Subject | None, Subject]:
-    """The subject with dropout on, and with the same rates in a call that must not drop: a module in eval mode, a
-    function with training=False. None: it has no dropout."""
+    """The subject with dropout on (None if it has no dropout), and the subject with the same rates in a call that must
+    not drop: a module in eval mode, a function with training=False."""
     if subject.module is not None:
         with subject.training():
             drawn = follow_randomness(subject, subject.inputs(2, LENGTH)).draws

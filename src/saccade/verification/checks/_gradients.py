@@ -163,8 +163,8 @@ def _from_backward(point: _DerivativePoint) -> Iterator[Finding]:
 
 
 def _cut_off(point: _DerivativePoint, grads: dict[str, Tensor]) -> Iterator[Finding]:
-    """Tensors (or rows of them) without gradient that change the output. The bias of keys is none: a softmax ignores
-    what is added to all its logits."""
+    """Tensors (or rows of them) without gradient that change the output. The bias of keys does not change it: a softmax
+    ignores a number that is added to all its logits."""
     named, change = [], 0.0
     for name, grad in grads.items():
         still = _zero_rows(grad)

@@ -67,8 +67,8 @@ def _of_logits(subject: Subject) -> Iterator[Finding]:
 
 
 def _no_logits(subject: Subject, evidence: dict[str, Any], where: Location | None) -> Finding:
-    """Initial logits that are all 0. Queries alone may start at 0 (muP, arXiv 2203.03466) and change in the first step;
-    if keys start at 0, too, neither ever changes."""
+    """The finding for initial logits that are all 0. If only queries start at 0 (muP, arXiv 2203.03466), they change in
+    the first step; if keys start at 0 as well, neither changes."""
     learns = _leaves_zero(subject)
     return _finding(
         "warning" if learns else "error",

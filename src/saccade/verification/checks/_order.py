@@ -1,4 +1,4 @@
-"""Whether the order of the input matters, and as its author says.
+"""Whether the order of the input matters, compared with the author's promise.
 
 Shape legend: B batch, H heads, L length; rotations: as the rotated tensors, tables as they were broadcast to them.
 """
@@ -184,8 +184,8 @@ def _late_positions(subject: Subject) -> Iterator[Finding]:
 
 
 def _findings_of(subject: Subject, ratio: float) -> Iterator[Finding]:
-    """Findings about order. `ratio`: how far outputs of a permuted input are from permuted outputs, over what rounding
-    allows."""
+    """Findings about order. `ratio`: the distance of outputs of a permuted input from permuted outputs, relative to
+    rounding."""
     knows, promised = ratio > 1, subject.promise.positions
     if promised is None and not knows and (table := _table(subject)) is not None:
         yield _error(
@@ -279,7 +279,7 @@ def _rotations(subject: Subject, inputs: NamedInputs) -> tuple[_RotatedRows, ...
 
 
 def _rotating(factors: tuple[ElementwiseFactor, ...]) -> Iterator[ElementwiseFactor]:
-    """Complex numbers of size 1, and cosines that have sines beside them."""
+    """Factors that rotate: complex numbers of size 1, and cosines for which there are sines."""
     for factor in factors:
         if factor.numbers.is_complex() and _is_one(factor.numbers.abs()) and not _is_trivial(factor.numbers.imag):
             yield factor

@@ -287,7 +287,7 @@ def _compared(subject: Subject, other: Subject) -> _SavingLoss | None:
 
 
 def _left_out(module: nn.Module | None, other: nn.Module | None) -> list[str]:
-    """Buffers and plain tensors that are no part of the state, and differ."""
+    """Buffers and plain tensors that are not in the state dict and differ between the two modules."""
     if module is None or other is None:
         return []
     theirs = dict(other.named_modules())

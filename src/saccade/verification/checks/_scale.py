@@ -266,8 +266,8 @@ def _known_mistakes(subject: Subject, inputs: NamedInputs, traced: TracedAttenti
 
 
 def _batch_factor(subject: Subject, inputs: NamedInputs) -> float:
-    """1 / sqrt(batch size) if the target's scale changes with the batch size, else NaN: in one batch alone, such a
-    factor may have another cause."""
+    """1 / sqrt(batch size) if the target's scale changes with the batch size, otherwise NaN. Two batch sizes are
+    compared, because a factor in one batch may have another cause."""
     more = subject.inputs(inputs.batch + 1, inputs.length, inputs.key_length)
     factors = [_factors(subject, attention) for attention in attentions_of(subject, more)]
     moved = (abs(slope * more.batch**0.5 - 1) < _WRONG for factor in factors for slope in factor.slopes)

@@ -122,7 +122,7 @@ def _same(returned: Tensor, weights: Tensor) -> bool:
 def _compared(
     result: CallResult, traced: TracedAttention, hidden: Tensor | None, plain: TracedAttention
 ) -> tuple[str, dict[str, Any]] | None:
-    """How the returned weights differ from those that were used: message and evidence; None: they agree."""
+    """Message and evidence of the difference between the returned weights and the used weights; None if they agree."""
     returned = result.weights
     assert returned is not None
     if _same(returned, traced.weights) or _in_another_order(returned, traced.weights):

@@ -1,1 +1,1 @@
-"""What a verification gives: findings, where they are in the target's source, and plain words for both."""
+"""The results of a verification: findings, their places in the target's source, and words for both."""

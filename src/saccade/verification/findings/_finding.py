@@ -81,7 +81,8 @@ class Unmeasured(Inapplicable):
 
 
 class TargetError(Exception):
-    """The target raised an error. `error` holds it, as "TypeError: ...", `location` the deepest line of its own source.
+    """The target raised an error. `error` is its text, as "TypeError: ...", and `location` the deepest line of the
+    target's own source.
 
     Example:
         >>> from saccade.verification import TargetError

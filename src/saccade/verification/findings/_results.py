@@ -26,7 +26,7 @@ class Results:
 
     @property
     def untested(self) -> str:
-        """Why a report without errors says too little, in words; "" if it says enough."""
+        """The reason why a report without errors is not sufficient, in words; "" if it is sufficient."""
         broken_off = sum("broke off" in outcome.reason for outcome in self.outcomes)
         if broken_off:
             return f"{broken_off} check{'s' if broken_off > 1 else ''} broke off"

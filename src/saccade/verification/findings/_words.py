@@ -22,7 +22,7 @@ def shown_path(path: str) -> str:
 
 
 def article(noun: str) -> str:
-    """The indefinite article that stands before a noun, which may be in backquotes."""
+    """The indefinite article for a noun, which may be in backquotes."""
     return "an" if noun.lstrip("`")[:1].lower() in tuple("aeiou") else "a"
 
 

@@ -210,7 +210,7 @@ def _finding(finding: Finding, width: int) -> Iterator[Line]:
 
 
 def fix_lines(fix: str, width: int) -> Iterator[str]:
-    """The lines of a fix; a comment behind code that would be too long stands above it."""
+    """The lines of a fix. A comment after code is moved above it if the line would be too long."""
     for line in fix.splitlines():
         code, mark, comment = line.partition("  # ")
         if mark and len(line) > width and is_code(line):
@@ -229,7 +229,8 @@ def is_code(line: str) -> bool:
 
 
 def _filled(pieces: Sequence[StyledText], first: str, rest: str, width: int, tail: str = "") -> Iterator[Line]:
-    """Pieces of one paragraph broken into lines; `first` and `rest` stand before them, `tail` is quiet at the end."""
+    """Pieces of one paragraph broken into lines. `first` and `rest` are the prefixes of the lines; `tail` is quiet text
+    at the end."""
     text = "".join(piece.text for piece in pieces) + tail
     for at, line in enumerate(_wrapped(text, width - len(rest if first.isspace() or not first else first)) or [""]):
         head = rest if at else first

@@ -48,7 +48,8 @@ def _sorted(checks: Sequence[Check], findings: Sequence[Finding]) -> tuple[Findi
 
 
 def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
-    """An error that the target raised at one place is reported by the check that looks for it, else by the first."""
+    """Findings without repeats: an error that the target raised at one place is kept once, from the check that looks
+    for it or else from the first."""
     kept: list[Finding] = []
     for finding in findings:
         same = next((at for at, other in enumerate(kept) if _same(finding, other)), None)
@@ -68,12 +69,12 @@ def _same(finding: Finding, other: Finding) -> bool:
 
 
 def _only_raised(finding: Finding) -> bool:
-    """Whether a finding says only that a call failed; see `_run.raised`."""
+    """Whether a finding reports only that a call failed; see `_run.raised`."""
     return set(finding.evidence) == {"raised"} or "ended" in finding.evidence
 
 
 def _is_of_size(finding: Finding) -> bool:
-    """Whether a finding says that calls of another size raise an error, at whatever line."""
+    """Whether a finding reports that calls of another size raise an error, at any line."""
     return finding.severity == "error" and "raised" in finding.evidence and bool(_SIZES & set(finding.evidence))
 
 

@@ -74,7 +74,7 @@ class ChildStarted:
 
 @dataclass(frozen=True)
 class ChildEnded:
-    """The child has done all that was asked."""
+    """The child has finished all its work."""
 
 
 @dataclass(frozen=True)

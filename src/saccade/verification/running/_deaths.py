@@ -74,8 +74,8 @@ def left_out(name: str, reason: str) -> CheckDone:
 
 
 def where(traceback: str) -> Location | None:
-    """The deepest line of the target's own source in what faulthandler wrote: frames stand deepest first, a block for
-    each thread."""
+    """The deepest line of the target's own source in the output of faulthandler, which has a block for each thread with
+    the deepest frame first."""
     for block in re.split(r"^(?:Current t|T)hread .*$", traceback, flags=re.MULTILINE):
         frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', block, flags=re.MULTILINE)
         names = [name for _, _, name in frames]

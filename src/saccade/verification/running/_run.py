@@ -21,8 +21,8 @@ from ..subject._variants import CallVariant
 def run_check(
     check: Check, subject: Subject, others: Sequence[CallVariant] = ()
 ) -> tuple[Outcome, tuple[Finding, ...]]:
-    """Run one check on a copy of its own, then on `others`, other calls. Every exception becomes a finding, except
-    Ctrl-C."""
+    """Run one check on a separate copy, then on `others`, other calls. Every exception except Ctrl-C becomes a
+    finding."""
     start = time.perf_counter()
     found, reason, measured = _run(check, subject)
     found += _of_others(check, found, others)
@@ -52,7 +52,7 @@ _OVERSIZED = 2**30  # bytes in one request, for inputs of some tokens
 
 
 def _by_our_limit(finding: Finding, subject: Subject) -> bool:
-    """Whether a call, or a copy of ours, ran out of memory that was not asked for in one piece."""
+    """Whether a call, or a copy of ours, exceeded the memory limit, and not by one oversized request."""
     words = str(finding.evidence.get("raised", finding.message)).lower()
     if finding.severity == "note" or not any(
         known in words for known in (*MEMORY_WORDS, "could not create a primitive")

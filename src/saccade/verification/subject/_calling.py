@@ -33,7 +33,7 @@ class CallRequest:
 
 
 def call(target: Any, reading: Reading, given: CallRequest) -> tuple[Tensor, Tensor | None, Any]:
-    """out, weights and all that was returned. Raises as `Subject.__call__` says."""
+    """The output, the weights and the whole return value of a call. Raises the errors of `Subject.__call__`."""
     if "B" not in reading.layout and reading.form != "tokens":
         return _one_by_one(target, reading, given)
     return _whole(target, reading, given)
@@ -245,7 +245,7 @@ def _four(pairs: Tensor) -> Tensor:
 
 
 def picked(returned: Any, where: int | str | None) -> Any:
-    """The part of a result at `where`: an index, a key or an attribute; None: the whole result."""
+    """The part of a result at `where`: an index, a key or an attribute. If `where` is None, the whole result."""
     if where is None:
         return returned
     try:

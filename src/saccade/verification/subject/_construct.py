@@ -245,7 +245,8 @@ def _annotated(target: type, parameter: inspect.Parameter) -> type | None:
 
 
 def _nearby(target: type) -> type | None:
-    """The one dataclass of the class's own file whose name says it is a configuration."""
+    """The only dataclass in the file of the class whose name is that of a configuration; None if there are none or
+    several."""
     module = sys.modules.get(target.__module__, SimpleNamespace())
     named = [value for name, value in vars(module).items() if re.search("config|args|cfg|params", name.lower())]
     classes = [value for value in named if inspect.isclass(value) and dataclasses.is_dataclass(value)]

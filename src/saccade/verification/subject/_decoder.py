@@ -54,7 +54,8 @@ class CachedDecoder:
         return cache.kind != "inside" or cache.reset is not None or cache.position is not None
 
     def kept(self) -> list[Tensor]:
-        """Every tensor that it keeps; of a module that keeps inside, all that it holds and that is no parameter."""
+        """Every tensor in the state of the target. If a module keeps its state inside: all its tensors except
+        parameters."""
         if self._cache.kind != "inside":
             return list(kept_tensors(self.state))
         if self._subject.module is None:

@@ -65,8 +65,8 @@ def exactly(subject: Subject, compute: Callable[[Subject], Tensor]) -> Tensor | 
 
 
 def _rounds(operation: Any, given: tuple[Any, ...], out: Any) -> bool:
-    """Whether numbers of float64 are rounded to less, as by a softmax that is always in float32; a mask that is made in
-    float32 rounds nothing."""
+    """Whether an operation rounds float64 to fewer bits, as a softmax that is always in float32. A mask in float32
+    rounds nothing."""
     if not isinstance(out, Tensor) or not out.is_floating_point() or out.dtype == torch.float64 or out.dim() < 2:
         return False
     return any(isinstance(tensor, Tensor) and tensor.dtype == torch.float64 for tensor in given)
@@ -124,7 +124,7 @@ def small_as_zero(sizes: Tensor, exact: Tensor | None, largest: float, dtype: to
 
 
 def later(called: SteadySubject, inputs: NamedInputs, cut: int, side: Side = "both") -> Tensor:
-    """(B, H or 1, cut + 1) the change of each output up to `cut` when all that stands after it changes at once."""
+    """(B, H or 1, cut + 1): the change of each output up to `cut` when all later inputs change at once."""
     other = changed(inputs, range(cut + 1, inputs.length), side)
     return _above(moved(called, inputs, other, called(inputs)), called.noise)[..., : cut + 1]
 
@@ -227,7 +227,7 @@ def direction_of(sizes: Tensor) -> Direction:
 
 
 def hides_most(sizes: Tensor) -> bool:
-    """Whether outputs are kept from more than half of what comes later, and see more of what comes before."""
+    """Whether outputs see less than half of the later inputs, and fewer later than earlier inputs."""
     visible = sizes > 0
     length = sizes.shape[-1]
     pairs = max(visible[..., 0, 0].numel() * length * (length - 1) // 2, 1)
@@ -236,7 +236,7 @@ def hides_most(sizes: Tensor) -> bool:
 
 
 def above_diagonal(visible: Tensor) -> Tensor:
-    """(..., L, L) what an output takes from later inputs; the rest False or 0."""
+    """(..., L, L): the influence of later inputs on each output; all other entries are False or 0."""
     return visible.triu(1)
 
 
@@ -297,7 +297,7 @@ def _above(sizes: Tensor, noise: float) -> Tensor:
 
 
 def _one_sided(sizes: Tensor) -> bool:
-    """Whether later inputs count for less than a hundredth of what earlier ones do, in every head."""
+    """Whether later inputs have less than a hundredth of the influence of earlier inputs, in every head."""
     heads = [head for head in sizes.double().movedim(1, 0) if above_diagonal(head).any()]
     return all(bool(_middle(above_diagonal(head)) < 0.01 * _middle(above_diagonal(head.mT))) for head in heads)
 

@@ -82,11 +82,11 @@ class NamedInputs:
         return self.map(change, self.on(side))
 
     def cut(self, rows: slice, side: Side = "both") -> NamedInputs:
-        """Some positions of a side alone."""
+        """The inputs with only some positions of a side."""
         return self.map(lambda t: t[:, rows].contiguous() if self.vocabulary else t[..., rows, :], self.on(side))
 
     def items(self, chosen: Sequence[int]) -> NamedInputs:
-        """Some batch items alone, in this order."""
+        """The inputs with only some batch items, in this order."""
         return self.map(lambda t: t[list(chosen)])
 
     def permuted(self, order: Sequence[int], side: Side = "both") -> NamedInputs:

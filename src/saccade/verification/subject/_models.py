@@ -126,7 +126,8 @@ _PAIR_MASKS = (
 
 
 def _table(module: nn.Module) -> tuple[int, tuple[str, ...], bool] | None:
-    """(vocabulary, names of the inputs, whether there are two) of a module that looks tokens up, else None."""
+    """(vocabulary, names of the inputs, whether there are two) of a module that looks up token embeddings, otherwise
+    None."""
     read: list[tuple[int, Tensor]] = []
 
     def keep(table: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:

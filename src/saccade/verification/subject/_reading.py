@@ -17,7 +17,7 @@ Meaning = Literal["attend", "ignore", "additive"]
 
 @dataclass(frozen=True)
 class Promise:
-    """The author's promises about the target. None: no promise, so the observed behaviour decides.
+    """The author's promises about the target. A promise that is None is not made, and the observed behaviour decides.
 
     Unset `positions`: a note says whether the order matters. Unset `kv_order`: "repeat" is a warning.
 

@@ -1,4 +1,5 @@
-"""What a target's source says: its lines, without docstrings and comments. Files, and notebooks through `linecache`."""
+"""Reads the source of a target: its lines, without docstrings and comments. Files, and notebooks through
+`linecache`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class CallResult:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A target, its reading, and what its author promises. In eval mode unless a check says otherwise."""
+    """A target, its reading, and its author's promises. It is in eval mode unless a check changes the mode."""
 
     target: Any
     reading: Reading

@@ -109,7 +109,8 @@ def with_direction(promise: Promise, said: bool | None) -> Promise:
 
 
 def longest_input(module: nn.Module) -> int | None:
-    """The smallest limit that its configuration or its tables of positions say."""
+    """The smallest limit of the length in its configuration, its attributes or its tables of positions; None if there
+    is none."""
     config: Any = getattr(module, "config", None)
     limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "block_size")]
     limits += [getattr(module, name, None) for name in ("max_len", "max_length", "block_size", "context_length")]

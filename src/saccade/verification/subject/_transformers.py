@@ -76,7 +76,7 @@ _OTHER_INPUTS = {"pixel_values", "input_features", "input_values", "encoder_inpu
 
 
 def _of_tokens(part: Any) -> Any:
-    """The output of a part of a model for tokens alone, without a cache."""
+    """The output of a part of a model for tokens only, without a cache."""
     flags = {"use_cache": False} if "use_cache" in inspect.signature(part.forward).parameters else {}
     return guarded(part.eval(), input_ids=torch.ones(2, 5, dtype=torch.long, device=part.device), **flags)
 
@@ -170,7 +170,7 @@ def _says_causal(module: Any) -> bool | None:
 
 
 def _read_by(module: Any) -> list[Any]:
-    """The parts that process text alone: layers of an image encoder tell nothing about it."""
+    """The parts that process text. Layers of an image encoder are not among them."""
     ran: list[Any] = []
     with hooked(module.modules(), before=lambda part, *_: ran.append(part)):
         _of_tokens(module)

@@ -278,7 +278,7 @@ def _is_settled(plain: Subject, trained: _Situation) -> bool:
 
 
 def _apart(other: Subject, before: list[tuple[_Situation, Tensor]]) -> tuple[float, float, str]:
-    """(the largest difference that is no rounding, the size of the outputs there, where)."""
+    """(the largest difference beyond rounding, the size of the outputs there, its position)."""
     worst = (0.0, 0.0, "")
     for situation, out in before:
         after = situation.output(other)

@@ -1,1 +1,1 @@
-"""What happens inside of one call of the target, followed tensor by tensor."""
+"""Follows tensors through one call of the target."""

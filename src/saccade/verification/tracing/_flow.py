@@ -1,4 +1,4 @@
-"""What a target computes with its inputs, found while it runs: the products of inputs with parameters (its linear
+"""Follows the computation of a target with its inputs while it runs: the products of inputs with parameters (its linear
 maps), with the graph between them, and the products of inputs with inputs (scores, and weights with values).
 
 Shape legend: B batch, L length, E model width.

@@ -65,7 +65,7 @@ def told(first: int, of: Known, call: ObservedCall) -> ScoreProduct:
 def _scores(
     first: int, depth: int, given: tuple[Tensor, Tensor, Tensor], tokens: list[Tensor], logits: Tensor, weights: Tensor
 ) -> ScoreProduct:
-    """Scores of which everything is known at once."""
+    """A score product from a fused call, where logits, weights and tokens are known at once."""
     lead = logits.shape[:-2]
 
     def units(tensor: Tensor) -> Tensor:

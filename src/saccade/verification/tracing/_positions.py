@@ -52,7 +52,7 @@ def positions(subject: Subject, inputs: NamedInputs, **call: Any) -> PositionLin
 
 
 class PositionFollower(FunctionMode):
-    """Follows `data` (what comes from the input) and positions: what counts, and `tables` of them."""
+    """Follows `data` (tensors from the input) and positions: counts of positions, and `tables` of them."""
 
     def __init__(self, data: Iterable[Tensor], length: int, tables: Iterable[Tensor] = ()):
         super().__init__()

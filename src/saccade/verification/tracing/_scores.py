@@ -110,7 +110,7 @@ class ScoreProduct:
         self.note("zeroed", where)
 
     def gathered(self, tensor: Tensor, pairs: Tensor, missing: float) -> Tensor:
-        """A tensor's elements, put back where their pairs say: (U, I, J)."""
+        """A tensor's elements at the places that `pairs` gives: (U, I, J)."""
         made = tensor.new_full((self.count,), missing)
         own = self._own(pairs)
         made[pairs[own] - self.first] = tensor.detach()[own]
@@ -168,7 +168,7 @@ class ScoreProduct:
 
 
 def rows_of(tokens: Tensor | None, shape: torch.Size) -> Tensor:
-    """(U, rows) the token of each row of (*lead, rows, C), -1 where its elements are of several."""
+    """(U, rows): the token of each row of (*lead, rows, C), -1 if its elements belong to several tokens."""
     if tokens is None:
         return torch.full((shape[:-2].numel(), shape[-2]), UNKNOWN)
     return agreed_along(tokens, [-1], False).reshape(-1, shape[-2])

@@ -119,7 +119,7 @@ def joined(
 
 
 def elementwise(shape: torch.Size, shadows: Sequence[TensorShadow]) -> TensorShadow | None:
-    """The shadow of a function of each element, with broadcasting; None if the shapes say that it is none."""
+    """The shadow of an elementwise function, with broadcasting; None if the shapes do not fit such a function."""
     pairs = [shadow for shadow in shadows if shadow.pairs is not None and _fits(shadow.pairs, shape)]
     tokens = [shadow for shadow in shadows if shadow.tokens is not None and _fits(shadow.tokens, shape)]
     if not pairs and not tokens:
@@ -149,7 +149,7 @@ def _first(given: Sequence[Tensor | None], shape: torch.Size) -> Tensor:
 
 
 def _agreed(given: Sequence[Tensor | None], shape: torch.Size) -> Tensor | None:
-    """Labels on which all known ones agree; -1 where they differ."""
+    """Labels of the known tensors where they agree; -1 where they differ."""
     parts = [part.expand(shape) for part in given if part is not None]
     if not parts:
         return None
@@ -169,8 +169,8 @@ def agreed_along(known: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
 
 
 def placed(own: Tensor | None, shape: Sequence[int], axis: int, index: Tensor, source: Tensor) -> Tensor:
-    """The labels of a tensor of `shape` after rows of `source` went to the indices `index` along an axis: theirs, -1
-    where several differ, the former ones elsewhere."""
+    """The labels of a tensor of `shape` after rows of `source` were written to the indices `index` along an axis: those
+    of `source`, -1 where several rows differ, and the former labels elsewhere."""
     if index.dim() < source.dim():
         others = [1] * source.dim()
         others[axis] = index.numel()

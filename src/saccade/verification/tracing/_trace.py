@@ -1,4 +1,4 @@
-"""What attention a target forms inside: scores, softmax and weights, with the lines that form them.
+"""Traces the attention that a target forms inside: scores, softmax and weights, with their source lines.
 
 `measured` is what checks use: the weights of attention proper are read from its outputs, whatever it does inside; a
 module's are traced.

@@ -52,8 +52,8 @@ class VisibleAttention:
 
 
 def attends(traced: TracedAttention) -> Tensor:
-    """(B, H, Lq, Lk) booleans: a weight that is not 0, NaN included, or is 0 only because its logit, which nothing
-    hides, lies that far below its row's largest."""
+    """(B, H, Lq, Lk) booleans: whether a weight is not 0 (or NaN), or is 0 only because its logit, which no mask hides,
+    is far below the largest of its row."""
     if traced.logits is None or traced.logits.shape != traced.weights.shape:
         return traced.weights != 0
     below = traced.logits.amax(-1, keepdim=True) - traced.logits

@@ -26,7 +26,7 @@ _MOST_ELEMENTS = 128  # of a row; of wider ones every so many are looked at
 
 @dataclass(frozen=True, eq=False)
 class PositionwiseMap:
-    """A linear map (or an input of attention proper) whose result at a position comes from that position alone."""
+    """A linear map (or an input of attention proper) whose result at a position depends only on that position."""
 
     out: Tensor
     slots: Tensor  # (L, channels) where in the flattened `out` they stand

@@ -34,7 +34,7 @@ class MaskFrame(NamedTuple):
 
     @property
     def offset(self) -> int:
-        """Query row i stands at key index i + offset."""
+        """The offset of query rows: row i is at key index i + offset."""
         return self.start_q - self.start_k
 
     def keys_of(self, table: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def _and(held: dict[str, Any], frame: MaskFrame) -> Read:
 
 
 def joined(*masks: Read) -> Read:
-    """The masks all of which hold."""
+    """The intersection of the masks."""
     kept = [mask for mask in masks if mask is not None]
     return reduce(operator.and_, kept) if kept else None
 

@@ -218,7 +218,7 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
 
 
 def _odd(tensor: object) -> str | None:
-    """Why an object is no readable tensor; None if it is one."""
+    """The reason why an object is not a readable tensor; None if it is one."""
     if not isinstance(tensor, Tensor):
         return type(tensor).__name__
     if tensor.is_nested or tensor.layout != torch.strided:

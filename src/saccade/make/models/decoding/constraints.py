@@ -136,7 +136,7 @@ def masked_prompts(ids: Tensor, attention_mask: Tensor | None) -> Tensor:
 
 
 def _without(scores: Tensor, tokens: Tensor, words: Sequence[int]) -> Tensor:
-    """Set the last of the words to -inf in rows that end with the preceding ones."""
+    """Scores with -inf for the last of `words` in rows of `tokens` that end with the words before it."""
     before = len(words) - 1
     if tokens.shape[1] < before:
         return scores

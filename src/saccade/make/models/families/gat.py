@@ -74,7 +74,7 @@ class GAT(Model):
         labels: Tensor | None = None,
         hidden_states: bool = False,
     ) -> ModelOutput:
-        """The hidden states of all nodes, and what the head makes of them.
+        """The hidden states of all nodes, and the output of the head.
 
         Args:
             x: (N, F), features of the nodes of all graphs.

@@ -82,7 +82,7 @@ class Graphormer(Model):
         hidden_states: bool = False,
         observe: LayerObserver | None = None,
     ) -> ModelOutput:
-        """The hidden states of all nodes and graphs, and what the head makes of them.
+        """The hidden states of all nodes and graphs, and the output of the head.
 
         Args:
             x: (N, F) features of the nodes of all graphs; (N,) ints where nodes are of kinds.

@@ -97,7 +97,7 @@ def llama_block(settings: CheckpointSettings, request: Request) -> BlockConfig:
 
 
 def rotary(settings: CheckpointSettings) -> tuple[RotaryConfig, int | None]:
-    """Rotary positions, and how many tokens they serve; None: any number.
+    """Rotary positions, and the number of tokens that they support; None for any number.
 
     Folders of today have `rope_parameters`, older ones `rope_theta` and `rope_scaling`.
     """

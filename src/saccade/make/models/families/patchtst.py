@@ -84,7 +84,7 @@ class PatchTST(Model):
         hidden_states: bool = False,
         observe: LayerObserver | None = None,
     ) -> ModelOutput:
-        """The hidden states of a batch of series, and what the head makes of them.
+        """The hidden states of a batch of series, and the output of the head.
 
         Args:
             past_values: (B, S, C), in the dtype of the weights.

@@ -45,7 +45,7 @@ HEADS = {"conditional-generation": "ForConditionalGeneration", "encoder": "Encod
 
 
 class T5(EncoderDecoder):
-    """T5 with its head, or its body alone. Nothing limits the length."""
+    """T5 with its head, or only its body. The length is not limited."""
 
     longest = None
     target_tokens = None
@@ -85,7 +85,7 @@ class T5(EncoderDecoder):
 
 
 class T5Encoder(TextEncoder):
-    """T5's encoder alone: hidden states of texts."""
+    """Only T5's encoder: hidden states of texts."""
 
     longest = None
     head = None

@@ -96,7 +96,7 @@ class Vit(Model):
         hidden_states: bool = False,
         observe: LayerObserver | None = None,
     ) -> ModelOutput:
-        """The hidden states of a batch of images, and what the head makes of them.
+        """The hidden states of a batch of images, and the output of the head.
 
         Args:
             pixel_values: (B, C, H, W) floats, as `prepare` makes them.

@@ -111,7 +111,7 @@ class SentencePieceTokenizer:
         return [*ids, *self.after]
 
     def whole_many(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
-        """`whole` for each text, truncated to `longest` tokens; None: the model's limit."""
+        """`whole` for each text, truncated to `longest` tokens; if None, to the model's limit."""
         limit = self.longest if longest is None else longest
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 2):
             raise ValueError(f"longest: expected an int above 1, for the end token, got {limit!r}")

@@ -112,7 +112,7 @@ class TextTokenizer:
         return parts, (tokens[first][1], tokens[second][1])
 
     def whole_many(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
-        """`whole` for each text, in parallel, truncated to `longest` tokens; None: the model's limit."""
+        """`whole` for each text, in parallel, truncated to `longest` tokens; if None, to the model's limit."""
         limit = self._limit(longest, len(self.before) + len(self.after))
         rows = [encoded.ids for encoded in self._inner.encode_batch([_checked(text) for text in texts])]
         return [ids if limit is None or len(ids) <= limit else self._cut(ids, limit) for ids in rows]

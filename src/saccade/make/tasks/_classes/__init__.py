@@ -1,4 +1,4 @@
-"""What tasks of classes share: loss, class weights, metrics, confusions. Begin with `_class_task.py`.
+"""Shared parts of tasks with classes: loss, class weights, metrics, confusions. Begin with `_class_task.py`.
 
 Imports what a task is (`.._task`, `.._example_task`).
 """

@@ -1,5 +1,5 @@
-"""Distillation: a student learns the teacher's softened outputs beside the labels, and optionally its hidden states
-and attention relations.
+"""Distillation: a student learns the teacher's softened outputs in addition to the labels, and optionally its hidden
+states and attention relations.
 
 Shape legend: N rows, K classes, B batch, L length.
 """

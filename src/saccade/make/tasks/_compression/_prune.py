@@ -329,7 +329,7 @@ def _verdict(
     metrics: Mapping[str, dict[str, float]],
     judge: _Judge,
 ) -> tuple[str, ...]:
-    """Lines that say that pruning was not worth it, and what would be; empty if it was worth it."""
+    """Lines that explain that pruning was not worth it, and what would be; empty if it was worth it."""
     why = loss_and_gain(task, metrics["before"], metrics["removed"], pruning.parameters)
     if not why:
         return ()

@@ -55,8 +55,8 @@ def _inputs(
 
 
 class _Dense(nn.Module):
-    """Layers of a GAT as calls of `attention`: their logits are no products of queries and keys, so the logarithms of
-    the weights of edges are a bias, and queries are 0."""
+    """Layers of a GAT as calls of `attention`. Their logits are not products of queries and keys, so the bias is the
+    logarithm of the weights of edges, and the queries are 0."""
 
     def add(self, name: str, layer: GraphAttention, x: Tensor, edges: Tensor) -> None:
         self.add_module(name.replace(".", "_"), _DenseLayer(layer, x, edges))

@@ -37,7 +37,7 @@ class Augmentation:
                 raise ValueError(f"{name}: must be in [0, {end}), got {value}")
 
     def __call__(self, values: Tensor, random: np.random.Generator) -> Tensor:
-        """Images (B, C, H, W), each changed by random numbers of its own; pixels from outside the image repeat its
+        """Images (B, C, H, W), each changed by separate random numbers; pixels from outside the image repeat its
         border."""
         if self == Augmentation():
             return values

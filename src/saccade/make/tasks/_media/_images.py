@@ -50,7 +50,8 @@ def read_image(path: Path, label: str | None, place: str) -> ImageExample:
 
 
 def decoded(path: Path, channels: int | None = None) -> Image.Image:
-    """An image in 8 bits, upright, in as many channels (1, 3 or 4; None: as it is); transparent pixels become white.
+    """An upright 8-bit image with this number of channels (1, 3 or 4; None keeps its own). Transparent pixels become
+    white.
 
     Raises:
         FileNotFoundError: no such file. ValueError: broken, or without a range of values.

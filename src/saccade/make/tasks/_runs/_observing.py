@@ -1,4 +1,4 @@
-"""`saccade.tasks.observe`: the attention calls of a run's model for an input that is no text."""
+"""`saccade.tasks.observe`: the attention calls of a run's model for an input that is not text."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def check_for_seeds(out: Path, seeds: Iterable[int]) -> None:
 
 
 def seed_folders(folder: Path) -> list[Path]:
-    """The folders of several seeds' runs in `folder`, by seed; empty if `folder` is a run, or has no such runs."""
+    """The run folders of all seeds in `folder`, by seed; empty if `folder` is itself a run, or has no such folders."""
     if (folder / TASK).exists():
         return []
     folders = [path for path in folder.glob(f"{PREFIX}*") if (path / TASK).exists()]

@@ -80,7 +80,7 @@ class Trials:
 
 
 def ranked(trials: Iterable[Trial]) -> list[Trial]:
-    """The trials that ended, the best first; of equal ones that with the lower loss."""
+    """The trials that ended, the best first; in a tie, the trial with the lower loss."""
     ended = [trial for trial in trials if trial.state == ENDED]
     return sorted(ended, key=lambda trial: (trial.cost, trial.loss))
 

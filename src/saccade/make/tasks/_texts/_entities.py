@@ -45,7 +45,7 @@ def scheme_of(tags: Iterable[str]) -> tuple[str, ...]:
 
 
 def completed(tags: Iterable[str]) -> tuple[str, ...]:
-    """All tags of the scheme for the kinds of these tags: data may lack `I-x` beside `B-x`."""
+    """All tags of the scheme for the kinds of these tags: data may have `B-x` without `I-x`."""
     given = set(tags)
     kinds = sorted({parsed(tag)[1] for tag in given} - {""})
     return (OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in scheme_of(given)))

@@ -110,8 +110,8 @@ def windows(count: int, room: int) -> list[range]:
 
 
 def innermost(place: int, parts: Sequence[range], count: int) -> int:
-    """The number of the window in which a token is furthest from a cut; of equal ones the first. The text's own
-    beginning and end are no cuts."""
+    """The number of the window in which a token is furthest from a cut; the first in a tie. The beginning and the end
+    of the text are not cuts."""
 
     def depth(part: range) -> float:
         before = place - part.start if part.start else math.inf

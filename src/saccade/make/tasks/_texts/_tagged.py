@@ -52,7 +52,7 @@ class TaggedText:
 
 
 def split_text(text: Any, place: str, words: str, tags: Sequence[str] | None = None) -> TaggedText:
-    """A text split into words, by "signs" (spaces, and every punctuation mark a word) or by "spaces" alone."""
+    """A text split into words, by "signs" (spaces, and every punctuation mark is a word) or only by "spaces"."""
     if not isinstance(text, str):
         raise ValueError(f"{place}: expected a text, got {text!r:.40}")
     spans = tuple(span for _, span in SPLITTERS[words]().pre_tokenize_str(text))

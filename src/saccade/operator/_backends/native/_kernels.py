@@ -82,7 +82,7 @@ def backward(
     d_out: Tensor | None,
     d_lse: Tensor | None,
 ) -> Tensors:
-    """Gradients of query, key, value, the bias's parameter and the sink; None for what is not wanted.
+    """Gradients of query, key, value, the bias's parameter and the sink; None for gradients that are not needed.
 
     Args:
         given: query, key, value, parameter | None, sink | None.
@@ -127,7 +127,8 @@ def backward(
 
 
 def key_counts(settings: KernelSettings, query: Tensor, key: Tensor, parameter: Tensor | None) -> Tensor:
-    """How many keys each row sees, (B|1, Hq|1, Lq), float32. What -inf in a tensor of scores hides does not count."""
+    """The number of keys that each row sees, (B|1, Hq|1, Lq), float32. Pairs that -inf in a tensor of scores hides do
+    not count."""
     sizes = [(1, 1)]
     if settings.lowered is not None:
         sizes.append((settings.lowered.batch, settings.lowered.heads))

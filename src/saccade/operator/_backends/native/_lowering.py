@@ -42,7 +42,7 @@ def lower(mask: Mask, Lq: int, Lk: int) -> MaskProgram:
 
 
 def built(lowered: MaskProgram, Lq: int, Lk: int) -> Any:
-    """The object the kernels take. It reads the tensors where they lie, and keeps them."""
+    """The mask object of the kernels. It refers to the tensors without a copy, and keeps them alive."""
     tensors = lowered.tensors
     tables = [(t.data_ptr(), tuple(t.shape), t.stride(), _CODES[t.dtype]) for t in tensors]
     return module.Mask(lowered.program, tables, tensors, Lq, Lk)
@@ -77,7 +77,7 @@ def _is_structured(mask: Mask, beyond: bool) -> bool:
 
 
 def _tiles(mask: Mask, scope: ProgramScope, program: Program) -> None:
-    """A predicate, worked out: tiles of 64 x 64 bits, of which equal ones are kept once and uniform ones not at all."""
+    """Lower a predicate to tiles of 64 x 64 bits. Equal tiles are stored once, and uniform tiles are not stored."""
     if isinstance(mask, TracedMask):
         tables = [program.table(torch.from_numpy(array)) for array in traced_tiles(mask, scope)]
         program.write(Opcode.TILES, *tables, *scope.rows, *scope.keys)
@@ -102,7 +102,8 @@ def _tiles(mask: Mask, scope: ProgramScope, program: Program) -> None:
 
 
 def _patches(scope: ProgramScope, rows: Span, keys: Span, most: int) -> Iterator[tuple[Span, Span, bool]]:
-    """Rectangles, and whether their pairs have to be worked out: such rectangles have at most `most` rows and keys."""
+    """Rectangles that cover the rows and keys, and whether the pairs of each must be computed; such rectangles have at
+    most `most` rows and keys."""
     if rows[0] >= rows[1] or keys[0] >= keys[1]:
         return
     high, wide = rows[1] - rows[0], keys[1] - keys[0]
@@ -148,7 +149,7 @@ def _worked_out(
 
 
 def _numbered(bits: np.ndarray[Any, Any], known: dict[bytes, int]) -> np.ndarray[Any, Any]:
-    """The numbers (B, H, rows / 64, keys / 64) of the tiles of a patch (B, H, r, c), new ones added to `known`."""
+    """The numbers (B, H, rows / 64, keys / 64) of the tiles of a patch (B, H, r, c). New tiles are added to `known`."""
     packed = _packed(bits)
     numbers = np.where(np.logical_or.reduce(packed != 0, axis=-1), 0, EMPTY)
     numbers[np.logical_and.reduce(packed == _packed(np.ones_like(bits)), axis=-1)] = FULL

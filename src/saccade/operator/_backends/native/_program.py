@@ -96,7 +96,7 @@ class Compiled(NamedTuple):
 
 @lru_cache(256)
 def compiled(program: Program, tables: tuple[TableForm, ...], extent: Extent, derivative: bool) -> Compiled:
-    """The program that the kernels run forward; with `derivative` the one of the backward pass."""
+    """The program that the kernels run in the forward pass, or with `derivative` in the backward pass."""
     flat = _flattened(program, tables, extent)
     if derivative:
         return _backward(flat, tables, extent)
@@ -166,7 +166,7 @@ def _in_place(flat: Program, loads: Sequence[int], extent: Extent) -> dict[int, 
 
 
 def _line(flat: Program, load: int, extent: Extent) -> _Line | None:
-    """The index of a load as start + k; None where it is anything else."""
+    """The index of a load as start + k; None if the index has another form."""
     index = flat.nodes[load].args[0]
     factors = _linear(flat, index)
     if factors is None or factors["k"] != 1:
@@ -212,9 +212,9 @@ def _linear(program: Program, index: int) -> dict[str, int] | None:
 
 
 def _flattened(program: Program, tables: tuple[TableForm, ...], extent: Extent) -> Program:
-    """Indices of several axes made one; ints are proved to stay within 32 bits.
+    """The program with one index for each table instead of one for each axis; ints are proved to fit 32 bits.
 
-    A second output, where there is one, says whether an index lies outside of its table.
+    A second output, if there is one, is True where an index lies outside of its table.
     """
     last = extent.batch - 1, extent.heads - 1
     leaves: dict[str, Any] = {
@@ -256,7 +256,8 @@ def _flattened(program: Program, tables: tuple[TableForm, ...], extent: Extent) 
 
 
 def _outside(build: Builder, index: int, reach: Any, size: int) -> int | None:
-    """Whether an index lies outside of an axis of this size; None if never. The tracer has wrapped negative ones."""
+    """Node that is True if an index lies outside of an axis of this size; None if it never does. The tracer has wrapped
+    negative indices."""
     if reach[0] >= 0 and reach[1] < size:
         return None
     below, above = build.of("lt", index, build.const(0, "int")), build.of("ge", index, build.const(size, "int"))

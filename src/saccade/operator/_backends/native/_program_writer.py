@@ -124,7 +124,7 @@ class Writer:
         return level, place
 
     def constant(self, value: float) -> Operand:
-        """A placeholder of a constant that is no node."""
+        """A placeholder of a constant that is not a node."""
         return UNIFORM, self._write(_Written(UNIFORM, CONST, 0, [], _bits(value, "float")))
 
     def _write(self, instruction: _Written) -> int:

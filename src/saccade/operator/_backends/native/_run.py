@@ -82,7 +82,7 @@ def watched() -> bool:
 
 
 def run(call: CheckedCall) -> tuple[Tensor, Tensor | None]:
-    """out (B, Hq, Lq, Dv) in the input dtype, lse (B, Hq, Lq) in float32 where it was asked for."""
+    """out (B, Hq, Lq, Dv) in the input dtype, and lse (B, Hq, Lq) in float32 if requested."""
     if watched():
         return _operator.run(call)
     settings = KernelSettings.of(call, lowered(call.mask, call.query, call.key))

@@ -39,7 +39,7 @@ _NUMBERS = (
 
 
 class NativeStatistics(NamedTuple):
-    """(B, Hq, Lq) float32 where nothing else is said; rows that see no key hold 0.
+    """Statistics of rows, (B, Hq, Lq) float32 unless a comment names another shape; rows that see no key have 0.
 
     p is before dropout; keys that a mask or a bias of -inf hides have no weight and no logit. Of a row with a visible
     logit of NaN or +inf every number over weights is NaN, as softmax has it; a visible -inf is a weight of 0.
@@ -127,7 +127,7 @@ class NativeRanges(NamedTuple):
 
 
 def head_ranges(call: CheckedCall, result: Any, keys: Tensor | None, has_value: bool) -> NativeRanges | None:
-    """Ranges and norms of each head in one pass; None where a head has something that is not finite, or nothing real.
+    """Ranges and norms of each head in one pass; None if a head has an entry that is not finite, or no real entry.
 
     Args:
         call: one that `refuses` takes.

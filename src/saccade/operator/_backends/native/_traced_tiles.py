@@ -1,4 +1,4 @@
-"""Tiles of a mask that is a program: all decided at once by its intervals, the others worked out.
+"""Tiles of a mask that is a program: intervals decide whole tiles, and the pairs of the others are computed.
 
 Shape legend: B batch, H query heads, R x C tiles of 64 rows by 64 keys, n tiles that are worked out.
 """
@@ -22,7 +22,8 @@ Array = np.ndarray[Any, Any]
 
 
 def traced_tiles(mask: TracedMask, scope: ProgramScope) -> tuple[Array, Array]:
-    """The numbers (B, H, R, C) of tiles, and the bits of those that have one, 64 words each."""
+    """The number of each tile (B, H, R, C), and the bits of the tiles that are neither full nor empty, 64 words
+    each."""
     offsets = np.array([scope.offset]) if isinstance(scope.offset, int) else scope.offset.host
     batch, heads = max(mask.batch, len(offsets)), mask.heads
     rows, keys = _ends(scope.rows, SIDE), _ends(scope.keys, SIDE)
@@ -58,7 +59,7 @@ def _standing(rows: Array, offsets: Array) -> Array:
 
 
 def _work_out(mask: TracedMask, positions: Array, keys: Array, which: Array, known: dict[bytes, int]) -> None:
-    """Write the numbers of the tiles of a patch, new ones added to `known`."""
+    """Write the numbers of the tiles of a patch to `which`, and add new tiles to `known`."""
     full, empty = mask.decided(positions, keys)
     which[full] = FULL
     which[empty] = EMPTY

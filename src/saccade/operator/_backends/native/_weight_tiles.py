@@ -62,7 +62,7 @@ class NativeTiles:
 
 
 def padded(value: Tensor) -> Tensor:
-    """(B, n, Lk, Dv) float32 as `times` takes it: Dv a multiple of 16, zeros behind what was there."""
+    """(B, n, Lk, Dv) float32 for `times`: Dv is padded with zeros to a multiple of 16."""
     return readable(torch.nn.functional.pad(value.float(), (0, -value.shape[3] % _LANES)))
 
 

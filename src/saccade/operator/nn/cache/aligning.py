@@ -19,7 +19,7 @@ from .new_rows import NewRows
 
 @dataclass(frozen=True, eq=False)
 class AlignedItems:
-    """Items of unequal length, each moved so that its last new token stands in the last row, at the last key.
+    """Items of unequal length, each moved so that its last new token is in the last row, at the last key.
 
     There `Causal()` means the same for all of them. A step copies the keys and values it reads.
 
@@ -75,7 +75,7 @@ class AlignedItems:
 
 
 def _moved(tensor: Tensor, by: np.ndarray) -> Tensor:
-    """Row i of item b becomes what was row `i + by[b]`, counted around: (B, H, L, n)."""
+    """(B, H, L, n): row i of item b is the former row `i + by[b]`, modulo the length."""
     batch, _, length, _ = tensor.shape
     if not by.any() or not length:
         return tensor

@@ -37,7 +37,7 @@ class BlockSumsLayer(GrowingLayer):
         self._whole = 0  # blocks whose sums stand in it for good: every item has all of their tokens
 
     def sums(self) -> Tensor:
-        """Sums of keys by block, (B, Hkv, n, D) in float64; 0 behind an item's last token. Without a graph."""
+        """Sums of keys by block, (B, Hkv, n, D) in float64; 0 after the last token of an item. Without a graph."""
         assert self._key is not None
         lengths = self.lengths()
         longest, first = int(lengths.max()), self._whole * self.block

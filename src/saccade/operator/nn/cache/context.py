@@ -32,7 +32,7 @@ class ContextLayer:
         self._kept: Pair | None = None
 
     def get(self, project: Callable[[], Pair], batch: int | None = None) -> Pair:
-        """Keys and values: projected at the first call, the same ones from then on.
+        """Keys and values, projected at the first call and reused from then on.
 
         Args:
             project: makes them from the context.

@@ -59,7 +59,7 @@ class InOrder:
         self._places: tuple[Tensor, ...] | None = None
 
     def put(self, buffer: Tensor, new: Tensor) -> None:
-        """Write the tokens among the new rows (B, H, L, n) behind those that the buffer (B, H, S, n) holds."""
+        """Write the tokens among the new rows (B, H, L, n) after those that are in the buffer (B, H, S, n)."""
         if self._run is not None:
             slot, left, count = self._run
             buffer.narrow(2, slot, count).copy_(new.narrow(2, left, count))
@@ -107,7 +107,7 @@ def bias_in_order(bias: Tensor | Bias | None, before: np.ndarray, arriving: NewR
 def bias_at(
     bias: Tensor | Bias | None, rows: Tensor, keys: Tensor, reach: int, dtype: torch.dtype
 ) -> Tensor | Score | None:
-    """The bias as a tensor (1 or B, 1 or Hq, Lq, Lk): row i stands at `rows[b, i]`, key j at `keys[b, j]`.
+    """The bias as a tensor (1 or B, 1 or Hq, Lq, Lk), with row i at position `rows[b, i]` and key j at `keys[b, j]`.
 
     A `Score` stays a function, of these positions.
 

@@ -1,4 +1,4 @@
-"""Masks of a whole sequence, asked about the few rows of a call and about keys in the order in which they are stored.
+"""Masks of a whole sequence, restricted to the few rows of a call and to keys in storage order.
 
 Shape legend: B batch, Lq / Lk rows and keys of the call, T tokens of the sequence.
 """
@@ -65,7 +65,7 @@ class RowsAtPositions(Mask):
 
 
 class KeysAtPositions(Mask):
-    """A mask on keys that stand in any order: key j of item b is the token at `positions[b, j]`, no token where -1.
+    """A mask on keys in any order: key j of item b is the token at `positions[b, j]`, or no token if it is -1.
 
     Args:
         part: the mask of the sequence, not placed; it is asked about positions only.
@@ -121,7 +121,7 @@ class KeysAtPositions(Mask):
 
 
 def standing(mask: Mask | None, reach: int) -> Mask | None:
-    """The mask of a sequence of `reach` tokens so far, as a function of positions alone.
+    """The mask of a sequence of `reach` tokens so far, as a function of positions only.
 
     Raises:
         ValueError: it is placed already.

@@ -1,4 +1,4 @@
-"""What every cache of one layer can do.
+"""The interface of every cache of one layer.
 
 Shape legend: B batch, Hkv key/value heads, L new rows, D key width, Dv value width, S slots.
 Arrays of one entry speak for all items, those of B entries for each.
@@ -90,7 +90,7 @@ class LayerCache(ABC):
         bias: Tensor | Bias | None = None,
         padding: Padding | None = None,
     ) -> CachedInputs:
-        """Add new tokens, and return what their queries attend to.
+        """Add new tokens, and return the keys and values that their queries attend to.
 
         Args:
             key, value: (B, Hkv, L, D) and (B, Hkv, L, Dv) of the new rows.
@@ -147,7 +147,8 @@ class LayerCache(ABC):
 
     @property
     def mask(self) -> Mask | None:
-        """The mask of what this cache hides and the parallel forward would show; None: nothing."""
+        """The mask of the pairs that this cache hides although the parallel forward pass shows them; None if there are
+        none."""
         return None
 
     def reorder(self, items: Tensor) -> None:
@@ -255,7 +256,7 @@ def checked_items(items: Tensor, batch: int) -> Tensor:
 
 
 def joined(held: Tensor | None, new: Tensor, before: np.ndarray, arriving: NewRows) -> Tensor:
-    """Cached tokens and the new ones behind them, item by item: a new tensor (B, H, S, n), differentiable."""
+    """Cached tokens followed by the new tokens, item by item: a new tensor (B, H, S, n), differentiable."""
     used = int(before.max(initial=0))
     if before.size == 1 and arriving.count.size == 1:
         tokens = new.narrow(2, int(arriving.left[0]), int(arriving.count[0]))

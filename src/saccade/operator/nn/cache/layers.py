@@ -84,7 +84,7 @@ class KVCache:
 
     @property
     def mask(self) -> Mask | None:
-        """The mask of what this cache hides and the parallel forward would show.
+        """The mask of the pairs that this cache hides although the parallel forward pass shows them.
 
         Decoding equals the parallel forward with this mask joined to its own (`&`); None hides nothing.
 

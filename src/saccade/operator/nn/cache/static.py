@@ -96,7 +96,7 @@ class StaticLayer(LayerCache):
         self._set_lengths(np.zeros(1, np.int64))
 
     def _append_tensors(self, new: NewTokens, reach: int) -> CachedInputs:
-        """`append` by tensor arithmetic alone, no shape of which depends on how many tokens there are."""
+        """`append` with tensor operations only; no shape depends on the number of cached tokens."""
         key, value, mask, bias, padding = new
         held_key, held_value, counts = self._key, self._value, self._counts
         assert held_key is not None and held_value is not None and counts is not None
@@ -125,7 +125,7 @@ class StaticLayer(LayerCache):
         return key.is_cuda
 
     def _allocate(self, key: Tensor, value: Tensor) -> None:
-        """Make buffers for such tokens, with one slot more for padding; keep the present ones if they fit."""
+        """Make buffers that fit these tokens, with one more slot for padding. Existing buffers are kept if they fit."""
         if self._key is not None and self._value is not None and fits(key, self._key) and fits(value, self._value):
             return
         self._key, self._value = slots(key, self.capacity + 1), slots(value, self.capacity + 1)

@@ -19,7 +19,8 @@ Head = Place | tuple[str, int, int]  # with the part before it
 
 
 def checked_place(model: TextModel, head: Head | None, target: str | None) -> tuple[str, Place | None]:
-    """The part ("" for a model with one stack) and the place of a head; None: to be chosen in that part.
+    """The part ("" for a model with one stack) and the place of a head; None if the place is still to be chosen in that
+    part.
 
     Raises:
         TypeError: not a head. ValueError: a head, a part or a target that the model does not have or read.

@@ -23,7 +23,7 @@ _PIECE = re.compile(
 
 
 def step_json(step: Step, shown: np.ndarray | None) -> dict[str, Any]:
-    """One step; its columns have the keys ``shown``, None: all."""
+    """One step as JSON. Its columns have the keys ``shown``, or all keys if it is None."""
     return {
         "id": step.id,
         "name": step.name,
@@ -86,7 +86,8 @@ def rows(values: np.ndarray | None, shown: np.ndarray | None) -> list[list[float
 
 
 def shown_keys(scores: Scores, own: int | None) -> np.ndarray | None:
-    """The keys that a page shows if there are too many: those with the largest weights under any switch; None: all."""
+    """The keys that a page shows if there are too many: those with the largest weights under any switch. None if all
+    keys fit."""
     count = len(scores.products)
     if count <= MOST_KEYS:
         return None

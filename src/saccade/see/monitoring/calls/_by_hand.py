@@ -170,7 +170,7 @@ class ByHandFollower:
                     self._known.put(tensor, replace(what, spent=True))
 
     def _written(self, tensor: Any, result: Any) -> None:
-        """A tensor was changed in place: scores that share its memory, as views do, are no longer known.
+        """Forget the scores that share memory with a tensor that was changed in place, such as its views.
 
         The returned tensor, if it is the same, is followed by name.
         """

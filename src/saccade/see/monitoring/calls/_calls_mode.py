@@ -41,7 +41,7 @@ class AttentionCallsMode(_observers.PassiveMode, FunctionMode):
         self._within: Callable[[], bool | None] | None = None
 
     def passes(self) -> bool:
-        """Whether there are no observers: then the running call is reported as a whole elsewhere."""
+        """Whether there are no observers, so that the running call is reported as a whole elsewhere."""
         return torch.compiler.is_compiling() or not _observers.THREAD.observers
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -121,7 +121,7 @@ class TensorOrigins:
         return self._new() if shrunk else sources
 
     def _pieces(self, whole: Tensor, sources: Sources, args: tuple[Any, ...], result: Tensor) -> Sources:
-        """The sources of a part: the same rows, or fewer. The length of the call decides which."""
+        """The sources of a part of a tensor. It has the same rows, or fewer; the length of the call decides which."""
         index = args[1] if len(args) > 1 else None
         if any(isinstance(part, (Tensor, list)) for part in (index if isinstance(index, tuple) else (index,))):
             return self._new()

@@ -1,4 +1,4 @@
-"""Query rows that are padding, for calls that do not say so themselves.
+"""Finds query rows that are padding in calls without such information.
 
 Shape legend: B batch, H heads, Lq / Lk lengths.
 """

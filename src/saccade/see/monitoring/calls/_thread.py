@@ -47,7 +47,7 @@ THREAD = PerThread(Watching)
 
 
 def tell(call: ObservedCall) -> None:
-    """The observer of all watches: one function, so that compiled code meets the same one each time."""
+    """Pass a call to all watchers. It is one function, so that compiled code always calls the same observer."""
     if torch.compiler.is_compiling():
         return
     with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails(call.source):

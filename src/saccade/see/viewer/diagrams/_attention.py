@@ -174,14 +174,14 @@ def _draw_reading(canvas: Canvas, numbers: LayerNumbers, head: int, at: Places) 
 
 
 def reading_row(numbers: LayerNumbers, head: int) -> int:
-    """The ordinary row that weighs several keys most evenly; of several such rows the last."""
+    """The ordinary row whose weights on several keys are most even; in a tie, the last."""
     w = numbers.weights[head]
     entropy = (-np.where(w > 0, w * np.log(np.where(w > 0, w, 1)), 0)).sum(-1)
     return int(len(entropy) - 1 - entropy[::-1].argmax())
 
 
 def _name(canvas: Canvas, where: Box, title: str, detail: str, role: str, up: float = 12) -> None:
-    """A part's name above it, with its shape or step beside the name."""
+    """Put the name of a part above it, and its shape or step next to the name."""
     y = where.y - up - (4 if up > 20 else 0)
     wide = canvas.formula(where.x, y, title, size=15, fill=role, bold=True)
     if detail:

@@ -16,7 +16,7 @@ _PILL = 34.0
 
 
 def draw_blocks(canvas: Canvas, blocks: Sequence[DiagramPart], title: str) -> str:
-    """The blocks beside one another; returns the description."""
+    """Draw the blocks next to one another, and return the description."""
     x = bottom = 0.0
     for block in blocks:
         if is_graph_layer(block):

@@ -126,7 +126,7 @@ def labels_of(model: TextModel, text: str, tokens: Tokens, words: list[Word]) ->
 
 
 def module_numbers(module: nn.Module, name: str, call: ObservedCall, inputs: Tensor, outputs: Tensor) -> LayerNumbers:
-    """The numbers of a module alone, for embeddings without words."""
+    """The numbers of a module without a text, for embeddings without words."""
     around = _Around(module)
     around.found, around.inputs, around.outputs = module, inputs, outputs
     labels = [f"x{i + 1}" for i in range(call.query.shape[2])]

@@ -70,7 +70,7 @@ def draw_multi_head(canvas: Canvas, numbers: LayerNumbers, projection: tuple[int
 
 
 def columns_of(heads: int) -> list[int | None]:
-    """The heads in the picture; None stands for those between."""
+    """The heads in the picture; None replaces the heads between."""
     if heads <= MOST_HEADS:
         return list(range(heads))
     return [*range(MOST_HEADS - 2), None, heads - 1]

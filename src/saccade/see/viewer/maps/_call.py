@@ -78,7 +78,8 @@ class MapCall:
         return True
 
     def alone(self, item: int, head: int) -> tuple[CheckedCall, int, int]:
-        """A call with only what this head of this item needs, and their indices in it: (call, item, head)."""
+        """A call with only the tensors that this head of this item needs, and their indices in it: (call, item,
+        head)."""
         call, mask = self.call, self.call.mask
         if isinstance(mask, PerHead):
             mask = mask.masks[head]

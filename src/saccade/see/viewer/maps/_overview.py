@@ -100,7 +100,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _at(weights: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Each row's weight on its key; 0 if there is no such key."""
+    """Each row's weight on its key; 0 if the key does not exist."""
     inside = (keys >= 0) & (keys < weights.shape[1])
     weights_of_keys = np.zeros(len(weights))
     weights_of_keys[inside] = weights[np.flatnonzero(inside), keys[inside]]

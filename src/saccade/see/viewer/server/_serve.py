@@ -51,7 +51,7 @@ class Viewer:
     def __init__(
         self, session: Session, *, host: str | None = None, port: int | None = None, most_idle: float | None = None
     ):
-        """Begin to answer. ``most_idle``: seconds without an open page after which the viewer ends; None: never.
+        """Start the server. ``most_idle``: seconds without an open page after which the viewer ends; None means never.
 
         Raises:
             ImportError: starlette or uvicorn is not installed.

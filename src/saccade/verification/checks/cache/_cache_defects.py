@@ -37,7 +37,8 @@ POSITIONS = (
 
 
 def wrongly_kept(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], position: int) -> CacheDefect | None:
-    """The query, key or value at `position` that differs from one pass; None: none does, or they cannot be traced."""
+    """The query, key or value at `position` that differs from one pass; None if there is none, or if they cannot be
+    traced."""
     try:
         step, row = _of_step(subject, inputs, sizes, position)
         whole = traced(subject.fresh(), inputs).attentions[0]

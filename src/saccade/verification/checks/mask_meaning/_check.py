@@ -254,7 +254,7 @@ def _equal_sizes(probe: MaskArgumentProbe) -> list[Finding]:
 
 
 def _conventions(probe: MaskArgumentProbe) -> Iterator[Finding]:
-    """A note or warning where True has a meaning that callers may not expect and no documentation says."""
+    """A note or warning if True has an undocumented meaning that callers may not expect."""
     mask, name = probe.mask, str(probe.mask.argument)
     is_attend = mask.meaning == "attend"
     if mask.meaning == "additive" or mask.meaning in (mask.documented, probe.subject.promise.mask):
@@ -293,7 +293,7 @@ def _cast_of(name: str) -> str:
 
 
 def _cast(probe: MaskArgumentProbe) -> list[Finding]:
-    """A boolean mask that is cast to 0 and 1 and added, although nothing says that it holds numbers."""
+    """Findings about a boolean mask that is cast to 0 and 1 and added, although it is not documented as numbers."""
     mask, name = probe.mask, str(probe.mask.argument)
     silent = mask.documented is None and probe.subject.promise.mask is None and "bias" not in name
     if mask.meaning != "additive" or not silent or (times := as_number(probe)) is None:

@@ -219,7 +219,7 @@ def _change(probe: MaskArgumentProbe) -> Tensor:
 
 
 def _hides_queries(probe: MaskArgumentProbe) -> bool:
-    """Whether a mask of keys changes the outputs at the hidden positions, and those alone."""
+    """Whether a mask of keys changes the outputs at exactly the hidden positions."""
     if probe.inputs.length != probe.inputs.key_length:
         return False
     rows = (_change(probe) > 0).any(1)

@@ -126,7 +126,7 @@ def _has_batch_norm(subject: Subject) -> bool:
 
 
 def _single_item(subject: Subject) -> Iterator[Finding]:
-    """An item alone in a batch must give the same output as in a batch of three."""
+    """Findings: an item by itself must give the same output as in a batch of three."""
     copy = exact(subject)
     inputs = copy.inputs(3, 5)
     together = steady(copy, inputs).out

@@ -21,7 +21,8 @@ Block = tuple[Order, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """How heads lie. Each role has an order and, for each query head by its place in the query, the place of its block.
+    """The layout of heads. Each role has an order and, for each query head by its place in the query, the place of its
+    block.
 
     "head by head": head h is channels h*D to (h+1)*D - 1; "interleaved": h, h + H, h + 2H, ...
     """
@@ -79,7 +80,7 @@ class ScatteredFactor:
 
 
 def scattered(wiring: AttentionWiring, length: int) -> ScatteredFactor | None:
-    """A query, key or value of which an index along the axis of positions means other positions elsewhere."""
+    """A query, key or value in which one index along the axis of positions holds different positions."""
     for place, factor in enumerate(wiring.flow.factors):
         axes = [axis for axis, size in enumerate(factor.tensor.shape) if size == length]
         others = [flow.factors[place].tensor for flow in wiring.changed if place < len(flow.factors)]
@@ -147,7 +148,7 @@ def _keys_and_values(
 
 
 def _busiest(chosen: Tensor, reaching: Tensor) -> Tensor:
-    """The chosen channels without those that reach fewer elements, such as gates computed beside the query."""
+    """The chosen channels that reach most elements, without channels such as gates that are computed with the query."""
     return chosen & (reaching == reaching[chosen].max()) if chosen.any() else chosen
 
 

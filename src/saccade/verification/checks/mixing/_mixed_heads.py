@@ -198,7 +198,7 @@ def _to_heads(step: TraceStep) -> bool:
 
 
 def _untransposed(length: int) -> Fits:
-    """A view that puts positions behind the heads."""
+    """Predicate for a view that puts the axis of positions after the axis of heads."""
     return lambda step: _to_heads(step) and step.given[-2] == length
 
 

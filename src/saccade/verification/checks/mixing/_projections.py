@@ -54,7 +54,7 @@ def _heads_known(wiring: AttentionWiring, structure: HeadLayout | None) -> int:
 
 
 def _unused(wiring: AttentionWiring) -> list[str]:
-    """Matrices that stand beside the projections and take no part in the call."""
+    """Matrices of the modules with the projections that the call does not use."""
     module = wiring.subject.module
     assert module is not None
     beside = {_parent(module, projection.name) for projection in wiring.projections}

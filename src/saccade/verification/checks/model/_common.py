@@ -1,5 +1,5 @@
-"""What the parts of the check share: calls of a whole model, how far two of its outputs are apart, and which line is to
-blame.
+"""Shared parts of the model check: calls of a whole model, the difference of two of its outputs, and the line that
+causes it.
 
 Shape legend: B batch, L length, S source length, V the width of an output.
 """
@@ -66,10 +66,10 @@ def exact(subject: Subject) -> tuple[Subject, float]:
 
 
 def judged(subject: Subject, measure: Callable[[Subject], LargestDifference]) -> tuple[LargestDifference, float]:
-    """(what was measured, the relative difference that counts): in float64 where that can be.
+    """(the measured difference, the relative difference that counts), in float64 if possible.
 
-    Where float64 gives NaN the model's own type judges: some form masks of the least float64, which is -inf as soon
-    as a softmax is taken in float32, and a row that sees nothing is then NaN.
+    If float64 gives NaN, the model's own dtype is used: some models make masks of the least float64, which becomes -inf
+    in a softmax in float32, and a row without visible keys is then NaN.
     """
     double, counts = exact(subject)
     gap = measure(double)
@@ -119,7 +119,7 @@ def pattern_line(subject: Subject, inputs: NamedInputs) -> Location | None:
 
 
 def padding_line(subject: Subject, inputs: NamedInputs, real: Tensor) -> Location | None:
-    """The line that drops the padding mask, else the one that makes it, else the one that masks scores."""
+    """The line that drops the padding mask, or else the line that makes it, or else the line that masks scores."""
     away = thrown_away(subject)
     if away is not None:
         return away

@@ -93,7 +93,7 @@ def _both_ways(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> It
 
 
 def _padding(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iterator[Finding]:
-    """Padded source tokens, other ones or more of them, reach no output."""
+    """Findings: padded source tokens, with other ids or in another number, must not change the outputs."""
     real = torch.ones(3, source.length, dtype=torch.long, device=subject.device)
     real[1, 2:] = 0
     other = torch.where(real.bool(), source["tokens"], source.changed(slice(0, source.length))["tokens"])

@@ -108,7 +108,7 @@ def blindness(subject: Subject) -> Iterator[Finding]:
 
 
 def batches(subject: Subject) -> Iterator[Finding]:
-    """An item that changes with another of its batch, or when it is alone."""
+    """Findings about items that change with another item of the batch, or when they are the only item."""
     length = fitting(subject, 7)
     inputs = subject.inputs(3, length)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The user's adapter: a function in our layout whose parameters' names say the form."""
+"""The user's adapter: a function in our layout, whose form follows from the names of its parameters."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ _STEPS = ("step", "decode_step", "forward_step", "decode", "forward_one", "step_
 
 
 def with_cache(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
-    """The reading with the target's cache; if something only looks like a cache, with the reason why it is none."""
+    """The reading with the target's cache. If an argument only looks like a cache, the reading with the reason why it
+    cannot be used."""
     if reading.form == "attention" or not clues.is_module:
         return reading
     search = _CacheSearch(trials, clues, reading)
@@ -118,7 +119,7 @@ class _CacheSearch:
     # --- in what it returns
 
     def _passed(self, argument: TargetArgument, flag: str | None) -> CacheReading | None:
-        """A cache that is returned beside the output and the weights."""
+        """A cache that is returned together with the output and the weights; None if there is none."""
         first = _empty(argument)
         returned, out = self._first_call({flag: True} if flag else {})
         if out is None:
@@ -230,7 +231,7 @@ class _CacheSearch:
             return False
 
     def _second(self, cache: CacheReading, seed: int = 0, last: int = 1) -> Tensor:
-        """The output of a second piece of `last` positions; `seed` is of the first alone."""
+        """The output of a second piece of `last` positions. Only the first piece depends on `seed`."""
         side: Side = "query" if self.reading.form == "cross" else "both"
         inputs = self.trials.inputs(self.reading)
         first = self.trials.inputs(self.reading, seed=seed).cut(slice(0, -last), side)

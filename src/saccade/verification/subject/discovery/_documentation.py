@@ -167,7 +167,7 @@ _ADDED = re.compile(
 
 
 def documented(source: DocumentedSource, argument: str, others: Sequence[str] = ()) -> tuple[Meaning | None, str]:
-    """The meaning that words beside the argument's name give it, and the words; None if they give none, or two.
+    """The documented meaning of an argument, and the words that give it; None if there is none, or if there are two.
 
     `others` are the other arguments' names: text after one of them describes that one.
     """

@@ -259,7 +259,7 @@ def _candidates(clues: TargetClues, form: Form) -> Iterator[Reading]:
 
 
 def _values(clues: TargetClues, form: Form) -> int | None:
-    """The width of values that is not the keys', as nn.MultiheadAttention says it."""
+    """The width of values, if it differs from that of keys, by the attributes of nn.MultiheadAttention."""
     keys, values = (getattr(clues.target, name, None) for name in ("kdim", "vdim"))
     return values if form == "qkv" and isinstance(values, int) and values != keys else None
 
@@ -274,7 +274,7 @@ def _heads(clues: TargetClues) -> int | None:
 
 
 def _attentions(clues: TargetClues, names: tuple[str, ...]) -> Iterator[Reading]:
-    """Attention proper: four axes before three, because what takes four is said to be of heads.
+    """Readings as attention proper: four axes before three, because an input with four axes has an axis of heads.
 
     A module that is known to have several heads and takes three axes splits them itself.
     """
@@ -289,7 +289,7 @@ def _attentions(clues: TargetClues, names: tuple[str, ...]) -> Iterator[Reading]
 
 
 def _layouts(clues: TargetClues, names: tuple[str, ...], *usual: str) -> list[str]:
-    """The layouts to try: the user's alone, else the documented one first."""
+    """The layouts to try: only the user's, or if the user gives none, the documented layout first."""
     if clues.hints.layout is not None:
         return [clues.hints.layout.upper()]
     if is_pytorch(clues.target) or getattr(clues.target, "batch_first", None) is not None:
@@ -304,7 +304,7 @@ _KNOWN = {4: ("BHLD", "BLHD", "LBHD"), 3: ("BLD", "LBD", "HLD"), 2: ("LD",)}
 
 
 def _sequence_first(clues: TargetClues) -> bool:
-    """PyTorch's modules say it with `batch_first`, theirs or that of the attention in them."""
+    """Whether the sequence is the first axis, by `batch_first` of the module or of the attention in it."""
     holds = clues.target.modules() if is_pytorch(clues.target) else (clues.target,)
     said = (getattr(holder, "batch_first", None) for holder in holds)
     return next((value for value in said if isinstance(value, bool)), True) is False
@@ -379,7 +379,8 @@ def _with_groups(trials: TargetTrials, clues: TargetClues, reading: Reading) -> 
 
 
 def _with_layout(trials: TargetTrials, clues: TargetClues, reading: Reading) -> Reading:
-    """Another order of the same axes where values move along another axis and nothing says otherwise."""
+    """The reading with another order of its axes, if values move along another axis and neither user nor documentation
+    fixes the order."""
     first = reading.names[0] if reading.names else ""
     is_known = clues.hints.layout is not None or clues.source.layout(first, len(reading.layout)) == reading.layout
     others = {"BHLD": ("BLHD", "LBHD"), "BLHD": ("BHLD", "LBHD"), "BLD": ("LBD",), "LBD": ("BLD",)}
@@ -443,7 +444,8 @@ def _of_one_length(trials: TargetTrials, clues: TargetClues) -> Reading | None:
 
 
 def _one_length(trials: TargetTrials, clues: TargetClues) -> int | None:
-    """The one length that it takes, by the sizes of its own tensors: windows of Swin, a mask of a fixed size."""
+    """The only length that the target takes, from the sizes of its own tensors: windows of Swin, a mask of a fixed
+    size."""
     if not clues.is_module:
         return None
     parts = [
@@ -471,8 +473,8 @@ _LONGEST = 256
 
 
 def _of_no_position(trials: TargetTrials, clues: TargetClues) -> str:
-    """A description of a result that has no output for each position: ClassAttn of timm returns one for the first
-    alone."""
+    """A description of a result without an output for each position: ClassAttn of timm returns only the output of the
+    first."""
     tried = replace(trials, errors={})
     for form in _forms(clues):
         for reading in islice(_candidates(clues, form), _LIKELY):

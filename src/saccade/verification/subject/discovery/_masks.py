@@ -114,7 +114,8 @@ def _shapes_kept(masks: list[MaskReading], shape: str | None) -> list[MaskReadin
 
 
 def of_queries(name: str, clues: TargetClues) -> bool:
-    """Whether, beside a context, a mask is of one sequence alone: the queries' own, or the context's before it."""
+    """Whether, in a target with a context, a mask covers only one sequence: that of the queries, or the context before
+    it was encoded."""
     lowered = name.lower()
     if re.search(_OWN, lowered):
         return True
@@ -133,7 +134,7 @@ def _axes(argument: TargetArgument, reading: Reading, shape: str | None) -> list
 
 
 def _for_keys(argument: TargetArgument, shape: str | None) -> bool:
-    """Whether a mask's documented shape, or its name, says that it hides keys from all queries alike."""
+    """Whether a mask hides keys from all queries alike, by its documented shape or its name."""
     return "Q" not in shape if shape else re.fullmatch(_FOR_KEYS, argument.name.lower()) is not None
 
 
@@ -294,7 +295,8 @@ def _lengths(trials: TargetTrials, reading: Reading) -> Iterator[TrialSizes]:
 
 
 def _nearest(moved: list[tuple[MaskReading, _OutputMovement]]) -> Meaning | None:
-    """For a mask that hides nothing completely: the coding under which hidden keys have far less influence, if any."""
+    """For a mask that hides no key completely: the meaning under which hidden keys have far less influence; None if
+    there is none."""
     ratios = {
         mask.meaning: movement.hidden / movement.others
         for mask, movement in moved

@@ -1,4 +1,4 @@
-"""Values of arguments that are no inputs: constants, or made for each call."""
+"""Values of arguments that are not inputs: constants, or values made for each call."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _known_axes() -> Iterator[str]:
 
 
 def _is_weights(name: str, tensor: Tensor) -> bool:
-    """Whether a returned tensor holds weights: by its name if that tells, else if no value is negative."""
+    """Whether a returned tensor holds weights: by its name if the name is known, otherwise if no value is negative."""
     lowered = name.lower().strip("_")
     if re.fullmatch(_OTHERS, lowered):
         return False

@@ -86,7 +86,7 @@ def _is_mask(tensor: Tensor) -> bool:
 
 
 def _numbers(module: Any, names: Sequence[str]) -> Iterator[int]:
-    """Whole numbers of these names, of the module, its configuration, then of its parts."""
+    """Whole numbers under these names: attributes of the module and its configuration, then of the parts."""
     parts = list(module.modules()) if isinstance(module, nn.Module) else [module]
     for part in parts:
         for holder in (part, getattr(part, "config", None), getattr(part, "cfg", None), getattr(part, "args", None)):

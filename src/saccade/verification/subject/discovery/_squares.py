@@ -30,8 +30,8 @@ Working = Callable[[TargetTrials, Reading], Reading | None]
 
 
 def square_of(trials: TargetTrials, reading: Reading, working: Working) -> TargetError | None:
-    """The error of a target whose mask is (head_size, head_size), say, instead of (length, length); None if no such
-    length makes a call work, or the error comes from no mask."""
+    """The error of a target whose mask is, for example, (head_size, head_size) instead of (length, length); None if no
+    such length makes a call work, or the error is not raised at a mask."""
     for name, size in _widths(trials, reading):
         raised = _raised(trials, reading, working, size)
         if raised is None or raised.location is None or not _MASKING.search(raised.location.code):
