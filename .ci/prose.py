@@ -62,6 +62,11 @@ ADVICE = {
     r"\b(?:it|code|library|check|command|model|operator) (?:wants|wishes|believes)\b": 'write "needs" or "requires"',
     r"\bthose who carry on\b": 'write "contributors"',
     r"\bin the place of\b": 'write "instead of"',
+    r"\bof equal(?:s| ones)\b": 'write "in a tie"',
+    r"\bother ones\b": 'name the noun: "different keys"',
+    r"(?<!there )\b(?:is|are) no (?:\w+ ){1,2}(?:that|which)\b": 'write "is not a ... that"',
+    r"\bNone: (?:none|nowhere)\b": 'write "None if there are none"',
+    r"\bsays? the same\b": 'write "is equivalent" or "agrees"',
 }
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*_]*\s+(?=[\"'(*_`\[]*[A-Z0-9`])")

@@ -208,7 +208,7 @@ def test_targets_take_the_value_that_the_loss_ignores():
             torch.zeros(2, 3),
             saccade.Padding([4, 1]),
             ValueError,
-            "x: rows have 3 tokens, but padding tells of a length of 4",
+            "x: rows have 3 tokens, but padding has a length of 4",
         ),
         (
             torch.zeros(1, 3),
@@ -224,7 +224,7 @@ def test_unpad_refuses_what_does_not_fit(x, padding, error, words):
 
 
 def test_positions_of_refuses_another_length():
-    with pytest.raises(ValueError, match="length: rows have 2 tokens, but padding tells of a length of 3"):
+    with pytest.raises(ValueError, match="length: rows have 2 tokens, but padding has a length of 3"):
         positions_of(saccade.Padding([3]), 2)
     with pytest.raises(TypeError, match="padding: must be a saccade.Padding, got 3 \\(int\\)"):
         positions_of(3, 2)

@@ -187,7 +187,7 @@ def test_in_a_data_loader():
             [3, 9, 11],
             {"tokens": 10},
             ValueError,
-            "tokens: item 2 has 11 tokens, the budget is 10; raise it, or cut or leave out what is longer",
+            "tokens: item 2 has 11 tokens, the budget is 10; raise it, or cut or leave out longer items",
         ),
         (
             [3, 9],

@@ -292,7 +292,7 @@ def test_maps_of_both_ways_are_drawn(capsys, tmp_path):
         ),
         (["--why", "cat", "sat", "--head", "1.9"], "head: 1.9 does not exist; there are the layers 0 (heads 0 to 7)"),
         (["--why", "cat", "sat", "--head", "one"], "--head one: expected layer.head"),
-        (["--target", "a,b,c"], "--target a,b,c: expected a word, or two separated by a comma"),
+        (["--target", "a,b,c"], "--target a,b,c: expected a word, or two words separated by a comma"),
         (["--target", "rug"], "expected one token, and 'rug' is 2: ' r', 'ug'"),
         (["--target", "mat,mat"], "both are the same token"),
         (["--patch", OTHER, "--positions", "3-1"], "--positions 3-1: expected token numbers from 0"),

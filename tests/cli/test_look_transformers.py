@@ -134,7 +134,7 @@ def test_a_long_text_and_the_words_asked_for(name, models, capsys, monkeypatch, 
 def test_rows_that_are_none(models, capsys):
     assert "--rows x: expected the first and the last word, such as 201-240" in refused(capsys, SENTENCE, "--rows", "x")
     told = refused(capsys, SENTENCE, "--model", models["bert"], "--rows", "14-16")
-    assert "rows: 14 to 16 are no words of this text, which has 1 to 15" in told
+    assert "rows: 14 to 16 are not words of this text, which has 1 to 15" in told
     assert "for a look at one TEXT" in refused(capsys, "--corpus", ".", "--rows", "1-2")
 
 

@@ -226,7 +226,7 @@ def test_what_the_user_can_mend_is_one_line_and_exit_status_2(capsys, tmp_path):
         (["theirs.py:Causal", "--out", "no/page.html"], "does not exist"),
         (["theirs.py:Causal", "--junit", "theirs.py"], "theirs.py exists and was not made by Saccade"),
         (["theirs.py:Causal", "--junit", "theirs.py", "--force"], "theirs.py is the file that is verified"),
-        (["theirs.py:Causal", "--junit", "a.html", "--out", "a.html"], "asked for twice"),
+        (["theirs.py:Causal", "--junit", "a.html", "--out", "a.html"], "is the file of both --junit and --out"),
         (["theirs.py:Causal", "--time-limit", "0"], "limits: seconds is 0"),
         (["theirs.py:Causal", "--form", "selfie"], "selfie"),
     ]

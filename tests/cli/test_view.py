@@ -279,13 +279,13 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ([TEXT, "--budget", "much"], "--budget much: expected a size such as 500MiB"),
         ([TEXT, "--budget", "0"], "--budget 0: expected a size"),
         ([TEXT, "--budget", "2KiB"], r"budget: this text needs about .* 2.00 KiB left; .*folder"),
-        ([TEXT, "--folder", "nowhere"], "folder: nowhere is no folder"),
+        ([TEXT, "--folder", "nowhere"], "folder: nowhere is not a folder"),
         ([TEXT, "--folder", "."], "folder: only for queries and keys beyond a budget"),
         ([TEXT, "--context", "1"], "--context: expected a whole number of tokens, at least 2: "),
         ([TEXT, "--generate", "-1"], "--generate"),
         ([TEXT, "--port", "70000"], "--port"),
-        ([TEXT, "--host", "no such host"], "host: no such host is no address of this machine"),
-        ([TEXT, "--host", "a" * 64], "host: 'aaaa.* is no name of a machine"),
+        ([TEXT, "--host", "no such host"], "host: no such host is not an address of this machine"),
+        ([TEXT, "--host", "a" * 64], "host: 'aaaa.* is not the name of a machine"),
         ([TEXT, "--folder", "/proc"], "folder: /proc is not writable"),
         ([TEXT, "--generate", "3", "--target", "The owl."], "generate and target: "),
         ([TEXT, "--generate", "3", "--head", "1.9"], r"head: 1\.9 does not exist"),
@@ -349,7 +349,7 @@ def test_a_source_and_its_target(run, tmp_path):
     assert cross and all((c["rows"]["side"], c["keys"]["side"]) == ("target", "source") for c in cross)
     assert all((c["rows"]["length"], c["keys"]["length"]) == (sides["target"], sides["source"]) for c in cross)
     refused(run, TEXT, "--generate", 3, "--model", model, told="target: needed, since this checkpoint has no head")
-    refused(run, TEXT, "--target", "the owl", told="target: embedded model is no encoder-decoder")
+    refused(run, TEXT, "--target", "the owl", told="target: embedded model is not an encoder-decoder")
 
 
 @pytest.mark.parametrize("module", ["starlette", "uvicorn"])

@@ -33,6 +33,11 @@ BAD = [
     "The check wants two lengths.",
     "For those who carry on: the parts.",
     "It puts a window in the place of a full mask.",
+    "The largest weight, of equal ones the first.",
+    "Another call gets other ones.",
+    "The output is no tensor that a graph can hold.",
+    "The heads of a layer, None: none.",
+    "The mask that says the same for all keys.",
 ]
 GOOD = [
     "Options you give are used as they are.",
@@ -42,6 +47,7 @@ GOOD = [
     "`native` is used at every size.",
     "For unbounded streams, or people who know PyTorch.",
     "`--long refuse` raises an error; mentions of amending are fine.",
+    "In a tie the first wins; None if there is no key that the row sees, or of equal size.",
 ]
 
 

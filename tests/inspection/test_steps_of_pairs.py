@@ -208,7 +208,7 @@ def test_text_and_json_tell_the_two_sides(pair):
             {"target": "old " * 60},
             "target: expected at most 53 tokens with special ones, got ",
         ),
-        ((1, 1), {"target": TARGET}, "target: the encoder does not read it"),
+        ((1, 1), {"target": TARGET}, "target: not read by the encoder"),
         (("cross", 0, 0), {"target": TARGET, "word": "cat"}, "word: 'cat' is not in the target; "),
     ],
 )

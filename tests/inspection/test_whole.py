@@ -263,7 +263,7 @@ def test_rows_of_a_short_text_in_its_context():
     total = len(full.words) - 2
     for wrong in ((0, 3), (5, 4), (3, total + 1)):
         with pytest.raises(
-            ValueError, match=rf"rows: {wrong[0]} to {wrong[1]} are no words of this text, which has 1 to {total}"
+            ValueError, match=rf"rows: {wrong[0]} to {wrong[1]} are not words of this text, which has 1 to {total}"
         ):
             look(model, TEXT, rows=wrong)
 

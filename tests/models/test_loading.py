@@ -471,7 +471,7 @@ def test_wrong_heads(tmp_path, options, message):
     [
         ({"model_type": "mamba"}, "model_type: unknown family 'mamba', expected one of .*bert, .*gpt2, .*roberta"),
         ({"model_type": 3}, "model_type: unknown family 3"),
-        ({"auto_map": {"AutoModel": "code.Model"}}, "auto_map: asks for code that comes with the checkpoint"),
+        ({"auto_map": {"AutoModel": "code.Model"}}, "auto_map: requires code of the checkpoint"),
         (
             {"architectures": ["BertForDreaming"]},
             "architectures: 'BertForDreaming' is not a supported head of BERT; give head=",

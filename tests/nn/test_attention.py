@@ -350,7 +350,7 @@ def test_data_about_rows_beside_padding_on_the_left_is_refused():
     left, right = ([[False] * 3 + [True] * 4, [True] * 7], [[True] * 4 + [False] * 3, [True] * 7])
     dense = torch.ones(L, L, dtype=torch.bool).tril()
     for mask in (dense, Padding(left), Documents([0] * L)):
-        with pytest.raises(ValueError, match="mask: with padding on the left, .* does not say whether it counts rows"):
+        with pytest.raises(ValueError, match="mask: with padding on the left, .* may count rows or tokens"):
             module(x, mask, padding=Padding(left))
         assert module(x, Padding(right) if isinstance(mask, Padding) else mask, padding=Padding(right)).isfinite().all()
     with pytest.raises(ValueError, match="bias: with padding on the left"):

@@ -181,9 +181,9 @@ LOST = [
     ),
     (
         lambda: put(encoder(), "layers.1.forward", lambda x, **given: x),
-        "layers.1 has a forward of its own, expected that of its class",
+        "layers.1 has its own forward, expected the forward of its class",
     ),
-    (lambda: tied(encoder(), "layers.1", "layers.0"), "layers.1 is layers.0 once more, expected weights of its own"),
+    (lambda: tied(encoder(), "layers.1", "layers.0"), "layers.1 is layers.0 once more, expected separate weights"),
     (
         lambda: tied(decoder(), "layers.0.multihead_attn", "layers.0.self_attn"),
         "layers.0.multihead_attn is layers.0.self_attn once more",

@@ -292,7 +292,7 @@ def test_bad_input(learned, files, tmp_path):
     other.write_text("text,label\nno,maybe\n")
     (tmp_path / "config.json").write_text('{"hidden_size": 3}')
     cases = [
-        ({"teacher": tmp_path}, "is no run of `saccade train`, it has no task.json"),
+        ({"teacher": tmp_path}, "is not a run of `saccade train`, it has no task.json"),
         ({"data": other}, "table.csv: line 2: the label 'maybe' is not in the training data, which has"),
         ({"temperature": 0.0}, "temperature: must be finite and above 0, got 0.0"),
         ({"weight": 1.5}, "weight: of the teacher's outputs, must be from 0 to 1, got 1.5"),

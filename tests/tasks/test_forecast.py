@@ -435,7 +435,7 @@ def test_other_bad_input(noise, tables, tmp_path):
         ({"columns": "tide,tide"}, "columns: expected names separated by commas, each once, got 'tide,tide'"),
         ({"columns": ""}, "columns: expected names separated by commas, each once, got ''"),
         ({"data": tmp_path / "twice.csv"}, "twice.csv: the column 'a' is there twice"),
-        ({"data": tmp_path / "alone.csv"}, "alone.csv: no column beside 'date', expected one for each series"),
+        ({"data": tmp_path / "alone.csv"}, "alone.csv: no column except 'date', expected one for each series"),
         ({"data": tmp_path / "list.jsonl"}, r"list.jsonl: line 1: expected an object with 'date', got \[1\]"),
         ({"horizon": 0}, "horizon: must be at least 1, got 0"),
         ({"heads": 3}, "heads: must divide the width, got heads=3 and width=8"),

@@ -429,7 +429,7 @@ ARRAYS = [
     ({"edges": [(0, 1), (1, 102)]}, r"graph.npz: edges: row 1: there is no node 102, nodes are 0 to 101"),
     ({"edges": [(0, 1, 2)]}, r"edges: expected node numbers \(edges, 2\), got int64 \(1, 3\)"),
     ({"features": [["red"]]}, r"features: expected numbers, got <U3"),
-    ({"features": None, "feature_indptr": [0, 2], "feature_indices": [1]}, r"are no CSR matrix of 2 columns"),
+    ({"features": None, "feature_indptr": [0, 2], "feature_indices": [1]}, r"are not a CSR matrix of 2 columns"),
     ({"labels": [1.5] * 102}, r"labels: expected words or integers \(nodes,\), got float64 \(102,\)"),
     ({"labels": ["a"]}, r"labels: expected one for each of the 102 nodes, got 1"),
     ({"ids": ["a"] * 102}, r"ids: row 1: the id 'a' is there twice, first in .*graph.npz: ids: row 0"),

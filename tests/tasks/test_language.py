@@ -81,7 +81,7 @@ def test_the_commands_go_on_and_judge(lm, capsys):
     model = load(lm / "run")
     assert found["text"] == "the hen" and 1 <= len(model.tokenizer.encode(found["continuation"]).ids) <= 5
     assert cli.main(["test", run, str(lm / "texts" / "b.txt"), "--picture", "x.png"]) == 2
-    assert "a language model has none; `saccade look` and `saccade view` draw" in capsys.readouterr().err
+    assert "not available for a language model; `saccade look` and `saccade view` draw" in capsys.readouterr().err
     assert cli.main(["test", run, str(lm / "nowhere.txt")]) == 2
     assert "nowhere.txt: no such file or folder" in capsys.readouterr().err
 

@@ -140,7 +140,7 @@ def test_a_folder_of_another_task(files, learned, tmp_path):
     (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
     with pytest.raises(ValueError, match="begun: has no model yet; give its `saccade train` again, with --resume to"):
         tasks.predict(tmp_path / "begun", "a film")
-    with pytest.raises(ValueError, match="is no run of `saccade train`, it has no task.json"):
+    with pytest.raises(ValueError, match="is not a run of `saccade train`, it has no task.json"):
         tasks.predict(tmp_path, "a film")
     with pytest.raises(FileNotFoundError, match="nowhere: no such folder; expected the --out"):
         tasks.predict(tmp_path / "nowhere", "a film")

@@ -19,7 +19,7 @@ def test_a_folder_that_is_a_run_is_refused(files, learned, tmp_path, capsys, mor
     command = ["train", "classify", str(files / "reviews.csv"), "--out", str(out), "--seeds=2", "--steps=1", *more]
     assert cli.main(command) == 2
     assert (
-        "run: holds README.md, expected a new folder, or one with runs of the same seeds alone"
+        "run: holds README.md, expected a new folder, or a folder with only runs of the same --seeds"
         in capsys.readouterr().err
     )
     assert not list(out.glob("seed-*"))

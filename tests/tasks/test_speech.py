@@ -654,7 +654,7 @@ def test_models_of_other_tasks(sounds, files, tmp_path):
     texts = tasks.train("classify", files / "reviews.csv", tmp_path / "texts", **{**SMALL_TEXT, "steps": 2})
     with pytest.raises(
         ValueError,
-        match=r"initial: .* is no start for speech \(expected a model of sounds, such as wav2vec 2.0, got Bert",
+        match=r"initial: .* cannot be the start of speech \(expected a model of sounds, such as wav2vec 2.0, got Bert",
     ):
         tasks.train("speech", sounds / "tones", tmp_path / "out", initial=texts.folder, **SMALL, steps=3)
     with pytest.raises(ValueError, match="is a run of the task classify"):

@@ -112,7 +112,7 @@ def test_the_pictures(learned, files, tmp_path, capsys):
     assert capsys.readouterr().err == f"picture: {picture}\n"  # what is on standard output is for programs
     assert cli.main(["predict", str(learned.folder), "a film", "--picture", "a.gif"]) == 2
     assert capsys.readouterr().err.endswith("pictures are written to a name that ends in .png or .svg\n")
-    with pytest.raises(ValueError, match="picture: tag has one of tests alone; see `saccade test --picture`"):
+    with pytest.raises(ValueError, match="picture: tag has a picture only of tests; see `saccade test --picture`"):
         tasks.Tag().predicted_picture(learned.model, [], [], "png")
 
 

@@ -80,7 +80,9 @@ def test_what_does_not_fit_is_named():
         gated_attention(query, key, value, 0.5)
     with pytest.raises(TypeError, match="headwise: expected True or False, got 1"):
         GatedConfig(1)
-    with pytest.raises(TypeError, match="tokens: gated attention reads what the queries were projected from, got None"):
+    with pytest.raises(
+        TypeError, match="tokens: gated attention needs the tokens from which the queries were projected, got None"
+    ):
         GatedConfig().build(HeadSizes(8, 4, 2, 7, 3))(query, key, value)
 
 

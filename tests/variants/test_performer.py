@@ -571,7 +571,7 @@ def test_refusals_of_the_function():
             "expected a floating-point tensor .* got torch.int64",
         ),
         (dict(projection=7), TypeError, "got int"),
-        (dict(projection=vectors(), features=4), ValueError, "features: the projection says how many there are"),
+        (dict(projection=vectors(), features=4), ValueError, "features: the projection sets their number"),
         (dict(features=0), ValueError, "features must be at least 1, got 0"),
         (dict(features=2.0), TypeError, "features must be an int"),
         (dict(features=5, kind="hyperbolic"), ValueError, "come in pairs, expected an even number, got 5"),

@@ -178,7 +178,9 @@ def test_usual_features_are_whole_blocks():
 def test_refusals():
     with pytest.raises(ValueError, match=r"kind: expected one of positive, trigonometric, hyperbolic; got 'relu'"):
         random_features(torch.zeros(1, 1, 1, 3), torch.zeros(1, 2, 3), "relu")
-    with pytest.raises(ValueError, match=r"features: hyperbolic ones come in pairs, expected an even number, got 7"):
+    with pytest.raises(
+        ValueError, match=r"features: hyperbolic features come in pairs, expected an even number, got 7"
+    ):
         vectors_for(7, "hyperbolic")
     assert vectors_for(7, "positive") == 7 and vectors_for(8, "trigonometric") == 4
     for arguments, name in (((0, 3), "vectors"), ((3, 0), "width")):

@@ -364,5 +364,5 @@ def test_outputs_in_another_place_than_the_reading_says_are_no_error_of_the_targ
     from saccade.verification.subject._subject import Subject
 
     reading = Reading("self", "BLD", E, out=0, cache=CacheReading("passed", "past_kv", 1))
-    with pytest.raises(Inapplicable, match="say in Python how its cache is used"):
+    with pytest.raises(Inapplicable, match="describe its cache in Python"):
         list(cache.CHECK.run(Subject(Changes().eval(), reading, Promise(causal=True))))

@@ -121,7 +121,7 @@ def test_another_address_is_known_by_what_the_socket_is_bound_to(session, host, 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no such host"])
 def test_a_host_that_is_not_here_is_told(session, host):
-    with pytest.raises(ValueError, match=f"^host: {host} is no address of this machine"):
+    with pytest.raises(ValueError, match=f"^host: {host} is not an address of this machine"):
         Viewer(session, host=host)
 
 
@@ -136,8 +136,8 @@ def test_a_host_that_is_not_here_is_told(session, host):
         ({"port": 80.5}, TypeError, "^port: "),
         ({"host": 1}, TypeError, "^host: expected an address .* got int$"),
         ({"host": ""}, ValueError, "^host: expected an address of this machine, got an empty string$"),
-        ({"host": "a" * 64 + ".example"}, ValueError, "^host: 'aaa.* is no name of a machine$"),
-        ({"host": "\u2603" * 70}, ValueError, "^host: '\u2603.* is no name of a machine$"),
+        ({"host": "a" * 64 + ".example"}, ValueError, "^host: 'aaa.* is not the name of a machine$"),
+        ({"host": "\u2603" * 70}, ValueError, "^host: '\u2603.* is not the name of a machine$"),
         ({"host": "a..b"}, ValueError, "^host: "),
         ({"host": "127.0.0.1\0"}, ValueError, "^host: "),
         ({"host": "\ud800"}, ValueError, "^host: "),

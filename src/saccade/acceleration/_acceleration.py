@@ -208,5 +208,5 @@ def accelerate(
         True
     """
     if model is None and (weights is not None or not keep_weights):
-        raise ValueError("model: expected a module beside weights= or keep_weights=, got None")
+        raise ValueError("model: weights= and keep_weights= need a module, got None")
     return Acceleration(None if model is None else AcceleratedModel(model, weights, keep_weights))

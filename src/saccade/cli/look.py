@@ -92,7 +92,9 @@ def look(
     model, out, force, as_numbers = common.model, common.out, common.force, common.as_numbers
     if studies.asked:
         if chosen != LookOptions():
-            raise UserError("--head, --from, --to and --rows are for a look at one TEXT; a study reads all it is given")
+            raise UserError(
+                "--head, --from, --to and --rows are for a look at one TEXT; a study of several texts reads them whole"
+            )
         study(studies, model, text=text, out=out, force=force, as_numbers=as_numbers)
         return
     given = word_range(given_text(text, "look"), chosen.first, chosen.last)

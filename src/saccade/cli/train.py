@@ -148,7 +148,7 @@ def _train_task(
     trials = options.pop("search")
     if trials is not None:
         if options.pop("seeds") is not None:
-            raise UserError("--search and --seeds: give one of them; search first, then train with what it found")
+            raise UserError("--search and --seeds: give one of them; search first, then train with the best settings")
         require("accelerate", "tasks")
         train_search(task, data, files, {name: options[name] for name in options if name in given_options}, trials)
         _told_what_next(files.out, [files.out])

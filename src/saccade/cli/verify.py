@@ -263,7 +263,7 @@ def _checked(outputs: ReportOptions, target: str) -> dict[str, Path]:
         if file == own:
             raise UserError(f"{path} is the file that is verified")
         if file in files.values():
-            raise UserError(f"{path} is asked for twice, by --junit and by --out")
+            raise UserError(f"{path} is the file of both --junit and --out; give two files")
         files[kind] = file
     return files
 

@@ -168,7 +168,7 @@ def _edited(
     observers: tuple[_observers.Observer, ...],
 ) -> tuple[Tensor, Any]:
     if call.needs_lse:
-        raise ValueError("intervene: the lse of a call is asked for (attention_with_lse), which no edit can give")
+        raise ValueError("intervene: attention_with_lse is not supported, because edits do not give the lse")
 
     def compute(changed: AttentionCall) -> Tensor:
         checked = make_call(changed.query, changed.key, changed.value, **changed.arguments())

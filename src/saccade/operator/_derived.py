@@ -2,7 +2,7 @@
 
 PyTorch counts in-place writes in `_version`, but not those of fused optimizers, through `.data`, or by other libraries
 in the same memory. So a snapshot holds the memory itself, which keeps its address from being used again, and digests of
-its contents. Each check reads a few lines of the memory, other ones every time (`native/digest.h`).
+its contents. Each check reads a few lines of the memory, different lines every time (`native/digest.h`).
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class Plan:
         lacks: what the contract promises and this backend does not keep.
         instructions: the instruction set that `native` uses on this machine; None if there is no working build of
             it, and then `refused` says why.
-        empty_rows: how many rows see no key, and of how many, over the batch items and heads that the mask tells apart;
-            (0, 0) without a mask, and where it would take long to count them.
+        empty_rows: the number of rows that see no key, and the number of all rows, over the batch items and heads for
+            which the mask differs; (0, 0) without a mask, and if counting them would take long.
         score: what a `Score` became in this call; None without one.
         predicates: what each `Predicate` of the mask became: another mask, a program, or calls for each pair.
 

@@ -51,7 +51,7 @@ def no_transform() -> bool:
 def uncompiled(reason: str) -> Callable[[F], F]:
     """Break a compiled graph at a call of the function, which then runs uncompiled with everything it calls.
 
-    `torch.compiler.disable` says the same, but imports the whole compiler the moment a function is decorated.
+    `torch.compiler.disable` returns the same, but imports the whole compiler the moment a function is decorated.
 
     Args:
         reason: what the error of `fullgraph=True` shall say.

@@ -1,6 +1,6 @@
 """Public addresses that leave out the wing: `saccade.inspection` is the package `saccade.see.inspection`.
 
-The stubs beside `saccade/__init__.py`, such as `inspection.pyi`, say the same to type checkers.
+The stubs beside `saccade/__init__.py`, such as `inspection.pyi`, give type checkers the same names.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def test_nothing_is_asked_of_examples_that_are_held_out():
         (lambda: Recall(vocabulary=32), r"vocabulary: expected an even number above 2 \* 16, got 32"),
         (lambda: Recall(vocabulary=63), "vocabulary: expected an even number"),
         (lambda: Induction(length=2), "length: expected at least 3, and a symbol, got 2 and 31"),
-        (lambda: Needle(length=32), "distances: expected ascending ones from 2, the last of length - 1 = 31"),
+        (lambda: Needle(length=32), "distances: expected ascending distances from 2, the last of length - 1 = 31"),
         (lambda: Needle(distances=(7, 7, 63)), "distances: expected ascending"),
         (lambda: Needle(noise=0), "kinds, noise: expected at least 1 each, got kinds=16 and noise=0"),
     ],

@@ -156,7 +156,7 @@ def test_everyone_that_can_be_causal_takes_part():
     [
         ("liner", "mechanism: expected one of exact, window:size=N, linear, .*, LSTM, GRU; got 'liner'"),
         ("LSTM:size=3", "mechanism: expected one of .* got 'LSTM:size=3'"),
-        ("exact:size=3", "mechanism: exact attention takes head=... alone; got 'size=3'"),
+        ("exact:size=3", "mechanism: exact attention takes only head=...; got 'size=3'"),
         ("window", "mechanism: a window has a size, as in window:size=8; got 'window'"),
         ("window:size=8,block=2", "mechanism: a window has a size"),
         ("window:size=0", "mechanism: size: expected a whole number of at least 1, got '0'"),

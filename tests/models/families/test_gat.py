@@ -76,7 +76,7 @@ def test_weights_of_a_node_sum_to_one_and_large_logits_do_not_overflow():
 
 
 def test_the_operator_gives_the_same_with_a_dense_bias():
-    """Its queries and keys are zeros: additive logits are no dot products."""
+    """Its queries and keys are zeros: additive logits are not dot products."""
     x, edges = graph()
     edges = edges.unique(dim=1)
     layer = GraphAttention(11, 3, 5).double()

@@ -61,13 +61,13 @@ BAD = {
     ),
     "a hole": (
         lambda c: c.append(KEY, VALUE, None, padding=Padding([[True] * 5, [False, True, False, True, False]])),
-        r"padding: item 1 has tokens in rows \[1, 3\], with a hole; tokens must stand side by side",
+        r"padding: item 1 has tokens in rows \[1, 3\], with a gap; tokens must be adjacent",
     ),
     "padding of queries": (
         lambda c: c.append(KEY, VALUE, None, padding=Padding([5, 4], queries=[5, 5])),
         "padding: its queries are the rows of its keys",
     ),
-    "offset of a hole": (lambda c: c.offset(3, Padding([[True, False, True]] * 2)), "padding: item 0 .* with a hole"),
+    "offset of a hole": (lambda c: c.offset(3, Padding([[True, False, True]] * 2)), "padding: item 0 .* with a gap"),
     "a placed mask": (
         lambda c: c.append(KEY[:, :, :1], VALUE[:, :, :1], Causal().at(5)),
         r"mask: with a cache it must not be placed by .at or .slice, the cache does that: Causal\(\).at\(5\)",
@@ -147,7 +147,7 @@ def test_types(attempt, message):
         (lambda: WindowLayer(2, -1), "sinks must be at least 0, got -1"),
         (lambda: WindowLayer(2, slack=-1), "slack must be at least 0, got -1"),
         (lambda: KVCache([GrowingLayer()] * 2), "one object came twice"),
-        (lambda: KVCache([GrowingLayer(), WindowLayer(2)]).mask, "hide different things"),
+        (lambda: KVCache([GrowingLayer(), WindowLayer(2)]).mask, "hide different pairs"),
         (lambda: filled(StaticLayer(4)), "cache: 0 tokens and 5 new ones do not fit its capacity of 4"),
         (lambda: Decoding(StaticLayer(4)).step([2, 5, 1]), "cache: 0 tokens and 5 new ones do not fit"),
         (lambda: StaticLayer(9).append(KEY.requires_grad_(), VALUE, None), "StaticLayer: writes in place and keeps no"),

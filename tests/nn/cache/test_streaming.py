@@ -311,7 +311,7 @@ def test_refusals():
         StreamingLayer(0)
     with pytest.raises(ValueError, match="sinks must be at least 0, got -1"):
         StreamingLayer(4, -1)
-    with pytest.raises(ValueError, match="bias: a tensor names places in the text"):
+    with pytest.raises(ValueError, match="bias: a tensor depends on absolute positions"):
         StreamingLayer(4).append(x, x, Causal(), torch.zeros(1, 1, 3, 3))
     with pytest.raises(ValueError, match="StreamingLayer: writes in place and keeps no gradients"):
         StreamingLayer(4).turned(x, x.clone().requires_grad_(), x, Causal(), None, None, Rotary(D))

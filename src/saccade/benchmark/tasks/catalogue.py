@@ -69,7 +69,7 @@ def contender_named(text: str) -> TaskContender:
         return AttentionBlocks(text, head=head, window=_size(text, parts))
     rest = ",".join(f"{key}={value}" for key, value in parts.items())
     if name == EXACT and rest:
-        raise ValueError(f"mechanism: exact attention takes head=... alone; got {rest!r}")
+        raise ValueError(f"mechanism: exact attention takes only head=...; got {rest!r}")
     return AttentionBlocks(text, None if name == EXACT else variants.parse(f"{name}:{rest}"), head=head)
 
 

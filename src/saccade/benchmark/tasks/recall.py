@@ -157,7 +157,7 @@ class Needle(SyntheticTask):
         ascending = all(low < high for low, high in zip((1, *self.distances), self.distances, strict=False))
         if not self.distances or not ascending or self.distances[-1] != self.length - 1:
             raise ValueError(
-                f"distances: expected ascending ones from 2, the last of length - 1 = {self.length - 1}, "
+                f"distances: expected ascending distances from 2, the last of length - 1 = {self.length - 1}, "
                 f"got {self.distances}"
             )
         if self.kinds < 1 or self.noise < 1:

@@ -59,7 +59,7 @@ def _refusing(model: str, name: str, classes: Classes) -> Callable[..., NoReturn
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise ValueError(
-            f"{model} computes attention by classes of its own and does not look it up, "
+            f"{model} computes attention in its own classes and does not use the attention registry, "
             f"so attn_implementation={name!r} cannot reach it; it has {known}"
         )
 

@@ -55,8 +55,8 @@ def saccade_mask(
     kind: Any = type(more.get("config"))
     if not _looks_up(kind):
         raise UnknownAttention(
-            f"{kind.__name__}: models of this kind compute attention themselves, and do not look their "
-            'function up, so that attn_implementation="saccade" cannot reach them; use "eager"'
+            f"{kind.__name__}: models of this kind compute attention themselves and do not use the "
+            'attention registry, so that attn_implementation="saccade" cannot reach them; use "eager"'
         )
     frame = MaskFrame(q_length, kv_length, int(q_offset), kv_offset)
     kept = _kept(attention_mask, frame)

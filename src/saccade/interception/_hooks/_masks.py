@@ -1,6 +1,6 @@
 """PyTorch's attention masks: broadcast to the call, and as Saccade masks that all layers of a model share.
 
-A mask value is worked out from the tensor (a look at all of it), and a model gives the same tensor to each layer. So
+A mask value is computed from the whole tensor, and a model gives the same tensor to each layer. So
 the last values are remembered: by the tensor, or what it is a view of, by the count of in-place edits that PyTorch
 keeps of it, and on a CPU by a digest of what it holds: `tensor.data` and NumPy write without being counted, and tensors
 made in inference mode have no count. To read a mask costs a hundredth of the attention.

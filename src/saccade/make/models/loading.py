@@ -72,7 +72,7 @@ def load(
     if folder is None or settings is None or "model_type" not in settings:
         if head not in (None, "causal-lm") or labels is not None:
             raise ValueError(
-                f"head: a model of Saccade's own has 'causal-lm' alone, got head={head!r}, labels={labels!r}"
+                f"head: a model of Saccade's own has only 'causal-lm', got head={head!r}, labels={labels!r}"
             )
         return load_own(folder, dtype=dtype, device=device, mechanism=mechanism)
     return _published(folder, settings, dtype, device, mechanism, head, labels)
@@ -256,9 +256,7 @@ def _reorder(model: Model, axes: Mapping[str, int], rows: Sequence[int]) -> None
 def _family(settings: CheckpointSettings) -> Family:
     for field in ("auto_map", "custom_pipelines"):
         if field in settings:
-            raise ValueError(
-                f"{settings.path}: {field}: asks for code that comes with the checkpoint, which is never run"
-            )
+            raise ValueError(f"{settings.path}: {field}: requires code of the checkpoint, and Saccade never runs it")
     if "quantization_config" in settings:
         raise ValueError(f"{settings.path}: quantization_config: quantised weights are not supported; expected floats")
     for field in ("attn_implementation", "_attn_implementation", "experts_implementation"):

@@ -150,7 +150,7 @@ class Language(Task):
 
     def picture(self, tested: Tested, kind: str) -> bytes:
         raise ValueError(
-            "picture: a language model has none; `saccade look` and `saccade view` draw what it attends to"
+            "picture: not available for a language model; `saccade look` and `saccade view` draw what it attends to"
         )
 
     def shown(self, example: LanguageText, output: str) -> dict[str, Any]:

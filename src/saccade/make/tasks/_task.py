@@ -234,7 +234,7 @@ class Task(BaseTaskOptions, ABC):
 
     def predicted_picture(self, model: Model, data: Sequence[Any], outputs: Sequence[Any], kind: str) -> bytes:
         """The task's picture of predictions, as "png" or "svg". ValueError if it has none."""
-        raise ValueError(f"picture: {self.name} has one of tests alone; see `saccade test --picture`")
+        raise ValueError(f"picture: {self.name} has a picture only of tests; see `saccade test --picture`")
 
     @abstractmethod
     def shown(self, example: Any, output: Any) -> dict[str, Any]:

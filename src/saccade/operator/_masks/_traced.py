@@ -59,7 +59,7 @@ class TracedMask(Mask):
     Args:
         traced: the program. Its q is the query's position.
         tables: the tensors that it reads.
-        batch, heads: how many batch items and heads it tells apart; 1 where it does not depend on them.
+        batch, heads: the numbers of batch items and heads for which it differs; 1 if it does not depend on them.
     """
 
     traced: Traced

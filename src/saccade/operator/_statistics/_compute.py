@@ -63,7 +63,7 @@ def statistics(
         value: (B, Hkv, Lk, Dv), used only for its range and norms.
         groups: named sets of keys, boolean (Lk,) or (B, Lk), whose masses are wanted.
         received: whether to sum what each key receives, which takes a second pass over the keys.
-        top: how many keys with the largest weights to keep of each row. Of equal ones the first key comes first; where
+        top: how many keys with the largest weights to keep of each row. In a tie the first key comes first; where
             a row sees fewer, the rest is weight 0 and key -1.
         histograms: which of "query", "key", "value", "logits", "weights"; True is all. The last two take another pass,
             in plain PyTorch. Bins are 64 even ones from min to max; for weights the octaves 0, 2^-32, 2^-31, ..., 1.

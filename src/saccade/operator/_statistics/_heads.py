@@ -1,7 +1,7 @@
 """Ranges, norms and non-finite entries per head.
 
-Nearly always everything is finite, and then the ranges say so: how much is not, and where the first of it is, is
-worked out only where one of them is no number. (All of a small model's attention takes as long as some of these sums.)
+Nearly always everything is finite, and then the ranges show it. The number and the first place of entries that are not
+finite are computed only if a range is not a number: some of these sums take as long as all attention of a small model.
 
 Shape legend: B items, H heads (Hq or Hkv), L rows or keys, D width.
 """

@@ -181,7 +181,7 @@ def _check_length(subset: Subset, length: int, name: str) -> None:
             return
         longest = int(subset.table.host.max(initial=0))
         if longest > length:
-            raise ValueError(f"{name}: rows have {length} tokens, but padding tells of a length of {longest}")
+            raise ValueError(f"{name}: rows have {length} tokens, but padding has a length of {longest}")
     elif subset.size != length:
         raise ValueError(f"{name}: rows have {length} tokens, but padding has booleans for {subset.size}")
 

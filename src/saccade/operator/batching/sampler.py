@@ -240,7 +240,7 @@ class LengthGrouped(Sampler[list[int]]):
             rounded = f" (rounded up to a multiple of {step})" if step > 1 else ""
             raise ValueError(
                 f"tokens: item {longest} has {self._lengths[longest]} tokens{rounded}, the budget is {self.tokens}; "
-                f"raise it, or cut or leave out what is longer"
+                f"raise it, or cut or leave out longer items"
             )
 
 

@@ -52,8 +52,8 @@ def linear_cut(layer: nn.Module, *, rows: Sequence[int] | None = None, columns: 
     """
     if not isinstance(layer, nn.Linear) or not _plain(layer):
         raise ValueError(
-            f"a projection is a {type(layer).__module__}.{type(layer).__name__}, expected a linear layer with a weight "
-            "(out_features, in_features) of its own; merge adapters, remove parametrisations, or prune before"
+            f"a projection is a {type(layer).__module__}.{type(layer).__name__}, expected a linear layer with its own "
+            "weight (out_features, in_features); merge adapters, remove parametrisations, or prune before"
         )
     slices, changes = [], []
     if rows is not None:

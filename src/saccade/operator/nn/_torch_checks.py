@@ -118,7 +118,7 @@ def check_plain(module: nn.Module) -> None:
     for path, part in module.named_modules(remove_duplicate=False):
         _check_unhooked(path, part)
         if "forward" in vars(part):
-            raise ValueError(f"module: {path or 'it'} has a forward of its own, expected that of its class")
+            raise ValueError(f"module: {path or 'it'} has its own forward, expected the forward of its class")
         if any(True for _ in part.parameters()):
             _check_unshared(seen, path, part)
     parameters = list(module.named_parameters(remove_duplicate=False))
@@ -138,7 +138,7 @@ def _check_unhooked(path: str, part: object) -> None:
 def _check_unshared(names: dict[int, str], path: str, part: object) -> None:
     first = names.setdefault(id(part), path)
     if first != path:
-        raise ValueError(f"module: {path} is {first} once more, expected weights of its own (copies would not be tied)")
+        raise ValueError(f"module: {path} is {first} once more, expected separate weights (copies would not be tied)")
 
 
 def _check_equal(what: str, values: Iterable[tuple[str, object]]) -> None:

@@ -492,7 +492,7 @@ def check_tokens(name: str, x: object, width: int, weight: Tensor | None = None)
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor (batch, length, {width}), got {type(x).__name__}")
     if x.is_nested:
-        raise TypeError(f"{name}: a nested tensor is taken in self-attention alone; pad it (saccade.batching)")
+        raise TypeError(f"{name}: a nested tensor is supported only in self-attention; pad it (saccade.batching)")
     if x.ndim != 3 or x.shape[-1] != width:
         raise ValueError(f"{name}: expected shape (batch, length, {width}), got {tuple(x.shape)}")
     if weight is None or not weight.is_floating_point():

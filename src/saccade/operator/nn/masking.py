@@ -62,7 +62,7 @@ def without_cache(
     ):
         if given is not None and not isinstance(given, (RelativeScores, Score)):
             raise ValueError(
-                f"{name}: with padding on the left, {given!r} does not say whether it counts rows or tokens; pad on "
+                f"{name}: with padding on the left, {given!r} may count rows or tokens; pad on "
                 "the right, or leave padding= out and hide the padding in the mask"
             )
     if of_distances:

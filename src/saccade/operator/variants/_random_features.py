@@ -55,7 +55,7 @@ def vectors_for(features: int, kind: str) -> int:
     if kind == "positive":
         return features
     if features % 2:
-        raise ValueError(f"features: {kind} ones come in pairs, expected an even number, got {features}")
+        raise ValueError(f"features: {kind} features come in pairs, expected an even number, got {features}")
     return features // 2
 
 

@@ -1,7 +1,7 @@
 """Attention to a few blocks of keys, chosen for each query by the mean of their keys.
 
     s_ib  = q_i . mean(k_j : j in block b)
-    C_i   = {own block of i}  and  the k - 1 other blocks of largest s_ib, of equal ones those that come first
+    C_i   = {own block of i}  and  the k - 1 other blocks of largest s_ib, the first ones in a tie
     out_i = sum_j softmax_j(scale q_i.k_j) v_j        over the keys j in C_i that the mask shows to query i
 
 Lu et al., "MoBA: Mixture of Block Attention for Long-Context LLMs" (2025), equations 2 to 6. k counts the own block, as

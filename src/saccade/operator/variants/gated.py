@@ -115,7 +115,7 @@ class GatedAttention(Mechanism):
     ) -> Tensor:
         """As `gated_attention`; `tokens` (B, Lq, E) are the tokens whose projections the queries are."""
         if tokens is None:
-            raise TypeError("tokens: gated attention reads what the queries were projected from, got None")
+            raise TypeError("tokens: gated attention needs the tokens from which the queries were projected, got None")
         rows = real_rows(mask, tokens.shape[1], key.shape[2], tokens.device)
         if rows is not None:
             tokens = tokens.masked_fill(~rows[:, :, None], 0.0)  # 0 * NaN would reach the projection's gradient

@@ -184,7 +184,7 @@ class LongformerAttention(Mechanism):
         expected = (query.shape[0], query.shape[2], self.heads.width)
         if not isinstance(tokens, Tensor) or tokens.shape != expected:
             came = tuple(tokens.shape) if isinstance(tokens, Tensor) else tokens
-            raise ValueError(f"tokens: expected what the heads were projected from, {expected}, got {came}")
+            raise ValueError(f"tokens: expected the tokens from which the heads were projected, {expected}, got {came}")
         return tokens
 
     def _chosen(self, said: _CallMask, Lk: int, device: torch.device) -> Tensor | None:

@@ -250,8 +250,8 @@ def _check_convolution(weight: Tensor, query: Tensor, key: Tensor) -> None:
         raise TypeError(f"convolution is {weight.dtype}, expected query's dtype {query.dtype} or torch.float32")
     if key.shape[2] not in (0, query.shape[2]):
         raise ValueError(
-            f"convolution: it adds values to the rows where they stand, so there must be as many keys as queries, got "
-            f"{query.shape[2]} queries and {key.shape[2]} keys"
+            f"convolution: it adds the values at the positions of the queries, so there must be as many keys as "
+            f"queries, got {query.shape[2]} queries and {key.shape[2]} keys"
         )
 
 

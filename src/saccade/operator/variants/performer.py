@@ -144,7 +144,9 @@ def performer_attention(
     if projection is None:
         projection = _draw_vectors(features, seed, kind, key.shape[1], key.shape[3])
     elif features is not None:
-        raise ValueError(f"features: the projection says how many there are; got both, features={features}")
+        raise ValueError(
+            f"features: the projection sets their number; pass only one of the two, got features={features}"
+        )
     else:
         _check_projection(projection, key)
     seen = causal_padding_of(mask, query.shape[0], query.shape[2], key.shape[2], query.device, "performer", _NO_PAIRS)

@@ -228,7 +228,7 @@ class _SigmoidBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        raise RuntimeError("sigmoid_attention has first derivatives alone, and a second one was asked for")
+        raise RuntimeError("sigmoid_attention has only first derivatives; a second derivative was requested")
 
 
 class _Tile(NamedTuple):

@@ -88,7 +88,7 @@ def head_importance(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {describe(model)}")
     if isinstance(batches, Mapping):
-        raise TypeError("batches: expected several batches, such as a list of them, got one dict; write [batch]")
+        raise TypeError("batches: expected several batches, such as a list of dicts, got one dict; write [batch]")
     if by not in BY:
         raise ValueError(f"by must be one of {', '.join(BY)}; got {by!r}")
     if by != "greedy" and keep is not None:

@@ -70,7 +70,7 @@ def target_tokens(predictor: Predictor, target: str | None) -> list[int]:
         return []
     words = [word.strip() for word in target.split(",")]
     if len(words) > 2 or not all(words):
-        raise ValueError(f"target {target}: expected a word, or two separated by a comma, such as mat,hat")
+        raise ValueError(f"target {target}: expected a word, or two words separated by a comma, such as mat,hat")
     tokens = [predictor.token(word) for word in words]
     if len(set(tokens)) < len(tokens):
         raise ValueError(f"target {target}: both are the same token; expected two that differ")

@@ -294,7 +294,7 @@ def _asked(whole: TokenMap, rows: tuple[int, int]) -> Iterable[int]:
     total = len(whole.ordinary)
     first, last = rows
     if not 1 <= first <= last <= total:
-        raise ValueError(f"rows: {first} to {last} are no words of this text, which has 1 to {total:,}")
+        raise ValueError(f"rows: {first} to {last} are not words of this text, which has 1 to {total:,}")
     if last - first >= MOST_WORDS or whole.count * (last - first + 1) ** 2 > MOST_WEIGHTS:
         most = min(MOST_WORDS, int((MOST_WEIGHTS / whole.count) ** 0.5))
         raise ValueError(f"rows: {first} to {last} are {last - first + 1:,} words; a map of this model holds {most:,}")

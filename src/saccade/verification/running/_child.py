@@ -92,8 +92,8 @@ def isolated(job: Job, limits: Limits) -> Iterator[Message | ChildOutput]:
     """
     if multiprocessing.current_process().daemon:
         raise ValueError(
-            "verify: this is a daemon process of multiprocessing (a worker of a pool or a DataLoader), which may start "
-            "no process of its own; isolated=False verifies in this one"
+            "verify: this is a daemon process of multiprocessing (a worker of a pool or a DataLoader), which cannot "
+            "start a process; isolated=False verifies in the current process"
         )
     left, hangs, method, printed = list(job.names), 0, _method(job), bytearray()
     size = _known_size(job.target)

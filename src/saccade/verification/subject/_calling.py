@@ -171,7 +171,7 @@ def _real_lengths(attend: Tensor, inputs: NamedInputs) -> Tensor:
     real = attend.expand(inputs.batch, 1, 1, inputs.key_length)[:, 0, 0]
     lengths = real.sum(-1)
     if not torch.equal(real, torch.arange(inputs.key_length, device=real.device) < lengths[:, None]):
-        raise Inapplicable("it takes lengths, which hide keys at the end alone")
+        raise Inapplicable("it takes lengths, which hide only keys at the end")
     return lengths
 
 

@@ -27,7 +27,7 @@ def check(target: Any) -> None:
         TypeError: it cannot be called with tensors.
     """
     if isinstance(target, nn.Module) and type(target).forward is nn.Module.forward and "forward" not in vars(target):
-        raise TypeError(f"target: {_in_words(target)} has no forward of its own; give a module that has one")
+        raise TypeError(f"target: {_in_words(target)} has no forward; pass a module with a forward")
     if inspect.isclass(target):
         if not {"forward", "__call__"} & {name for kind in target.__mro__ for name in vars(kind)}:
             raise TypeError(f"target: instances of the class {target.__name__} cannot be called; {EXPECTED}")

@@ -37,7 +37,7 @@ class GAT(Model):
     def __init__(self, settings: CheckpointSettings, request: Request):
         super().__init__()
         if request.mechanism is not None:
-            raise ValueError("mechanism: GAT's logits are no dot products, so nothing can take their place")
+            raise ValueError("mechanism: GAT's logits are not dot products, so no other mechanism can replace them")
         self.features = settings.count("num_features")
         self.loops = settings.flag("self_loops", True)
         self.activation = settings.choice("hidden_act", ACTIVATIONS, "elu")

@@ -210,7 +210,7 @@ def open_image(path: Path) -> Image.Image:
     except pil.UnidentifiedImageError:
         raise ValueError(f"{path}: no image of a known format; expected one of {', '.join(FORMATS)}") from None
     except (OSError, SyntaxError, ValueError, EOFError, pil.DecompressionBombError) as error:
-        raise ValueError(f"{path}: damaged, or no image that Pillow reads ({error})") from None
+        raise ValueError(f"{path}: damaged, or not an image that Pillow can read ({error})") from None
 
 
 def _pillow() -> Any:

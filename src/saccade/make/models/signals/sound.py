@@ -155,10 +155,10 @@ def read_sound(path: Path) -> Sound:
         with soundfile.SoundFile(path) as file:
             expected, rate, channels = file.frames, file.samplerate, file.channels
             if 4 * expected * channels > MOST:
-                raise ValueError(f"it says that it has {expected:,} samples of {channels} channels, more than 2 GiB")
+                raise ValueError(f"its header gives {expected:,} samples of {channels} channels, more than 2 GiB")
             samples = file.read(dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, ValueError, TypeError) as error:  # TypeError: a name that ends in .raw
-        raise ValueError(f"{path}: damaged, or no sound that soundfile reads ({error})") from None
+        raise ValueError(f"{path}: damaged, or not a sound that soundfile can read ({error})") from None
     if len(samples) != expected or _cut(path):
         raise ValueError(f"{path}: damaged, the file is shorter than its header says")
     return Sound(samples.mean(1), rate, samples.shape[1])

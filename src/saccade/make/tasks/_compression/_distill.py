@@ -136,7 +136,7 @@ def _teachable(task: object) -> ExampleTask:
     name = getattr(task, "name", type(task).__name__)
     able = [name for name, kind in TASKS.items() if getattr(kind, "logits", None) not in (None, ExampleTask.logits)]
     raise ValueError(
-        f"teacher: is a run of {name}, whose outputs are no choices that a student could imitate; expected a run of "
+        f"teacher: is a run of {name}, without outputs that a student can imitate; expected a run of "
         f"{', '.join(sorted(able))}"
     )
 

@@ -185,7 +185,8 @@ class DistilledObjective(Objective):
             result = self._task.forward(model, batch, keep if wanted.relations else observe)
         if len(outputs) > 1 and (wanted.hidden or wanted.relations):
             raise ValueError(
-                f"hidden, relations: a {inner.family.name} of this kind reads each item of a batch alone; expected 0"
+                f"hidden, relations: a {inner.family.name} of this kind reads each item of a batch separately; "
+                "expected 0"
             )
         state = outputs[-1].last_hidden_state if outputs else None
         return Computed(result, state, calls[0] if calls else None)
@@ -206,8 +207,8 @@ class DistilledObjective(Objective):
         for ours, theirs in zip(self._task.logits(student, batch), self._task.logits(teacher, batch), strict=True):
             if ours.shape != theirs.shape:
                 raise ValueError(
-                    f"student: it has {ours.shape[-1]} outputs, its teacher {theirs.shape[-1]}; they learn of the same "
-                    "classes, pieces or positions alone"
+                    f"student: it has {ours.shape[-1]} outputs, its teacher {theirs.shape[-1]}; both must have the "
+                    "same classes, pieces or positions"
                 )
             rows = softened_divergence(ours, theirs, self._teaching.temperature)
             whole = max(len(rows), 1) if weights is None else weights.sum()

@@ -255,7 +255,7 @@ def _from_rows(path: Path, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     count = int(arrays["features"]) if arrays.get("features", np.ones(1)).ndim == 0 else most
     fits = len(begins) > 1 and begins[0] == 0 and begins[-1] == len(columns) == len(values)
     if not fits or (np.diff(begins) < 0).any() or columns.min(initial=0) < 0 or most > count:
-        raise ValueError(f"{path}: feature_indptr, feature_indices: are no CSR matrix of {count:,} columns")
+        raise ValueError(f"{path}: feature_indptr, feature_indices: are not a CSR matrix of {count:,} columns")
     try:
         dense = np.zeros((len(begins) - 1, count), values.dtype)
     except (MemoryError, ValueError):

@@ -102,7 +102,7 @@ class Media:
                 first = first or (str(error) if place == str(path) else f"{place}: {error}")
         if broken and not skip_broken:
             counts = f"{len(broken)} of {len(broken) + len(examples)} {self.thing}s"
-            raise UnusableExamples(f"{first} (broken: {counts}); remove what is broken", "skip_broken")
+            raise UnusableExamples(f"{first} (broken: {counts}); remove the broken files", "skip_broken")
         if not examples:
             raise ValueError(f"{broken[0]}: no {self.thing} is left, all {len(broken)} are broken")
         warn_left_out(broken, len(broken) + len(examples), f"{self.thing}s are broken and")

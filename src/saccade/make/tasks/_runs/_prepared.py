@@ -108,7 +108,7 @@ def _opened(task: Task, initial: str) -> Model:
     try:
         return task.open_model(initial)
     except ValueError as error:
-        raise ValueError(f"initial: {initial} is no start for {task.name} ({error})") from None
+        raise ValueError(f"initial: {initial} cannot be the start of {task.name} ({error})") from None
 
 
 def _with_own_folder(model: Model) -> Model:

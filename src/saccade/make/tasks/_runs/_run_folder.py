@@ -73,7 +73,7 @@ def read_task_file(folder: Path, task: str | None = None) -> TaskFile:
     if name is None and is_ours(folder):
         raise ValueError(f"{folder}: has no model yet; give its `saccade train` again, with --resume to go on")
     if name is None:
-        raise ValueError(f"{folder}: is no run of `saccade train`, it has no {TASK}")
+        raise ValueError(f"{folder}: is not a run of `saccade train`, it has no {TASK}")
     if name not in TESTED:
         raise ValueError(f"{folder}: is a run of the task {name}; expected one of {', '.join(TESTED)}")
     if task is not None:

@@ -26,7 +26,7 @@ def check_for_seeds(out: Path, seeds: Iterable[int]) -> None:
     others = sorted(path.name for path in out.glob("*") if path.name not in wanted and not path.name.startswith("."))
     if others:
         raise FileExistsError(
-            f"{out}: holds {others[0]}, expected a new folder, or one with runs of the same seeds alone for --seeds; "
+            f"{out}: holds {others[0]}, expected a new folder, or a folder with only runs of the same --seeds; "
             "choose another --out"
         )
 

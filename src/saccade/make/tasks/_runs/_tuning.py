@@ -71,7 +71,7 @@ class Tuning:
         stacks = [part for part in model.modules() if isinstance(part, Stack)]
         name = "last" if self.lora is None else "lora"
         if not stacks:
-            raise ValueError(f"{name}: {model.family.name} has no blocks that could learn apart from the rest")
+            raise ValueError(f"{name}: {model.family.name} has no blocks that can be trained separately")
         fewest = min(len(stack.blocks) for stack in stacks)
         if self.last is not None and self.last > fewest:
             raise ValueError(f"last: the model has {fewest} blocks, got {self.last}")

@@ -90,7 +90,7 @@ def _others(path: Path, date: str) -> list[str]:
     names = column_names(path)
     others = [name for name in names if name != date]
     if date in names and not others:
-        raise ValueError(f"{path}: no column beside {date!r}, expected one for each series")
+        raise ValueError(f"{path}: no column except {date!r}, expected one for each series")
     return others
 
 

@@ -46,7 +46,7 @@ def refuses(call: CheckedCall) -> str | None:
     if call.bias is not None and type(call.bias) not in (TensorBias, ALiBi, RelativeBias):
         return f"{type(call.bias).__name__} is unknown to the operator that compiled graphs hold"
     if call.mask is not None and not is_structured(call.mask):
-        return f"{type(call.mask).__name__} would have to be worked out for these lengths, which a graph cannot hold"
+        return f"{type(call.mask).__name__} must be computed for these lengths, which a graph cannot hold"
     return None
 
 

@@ -22,7 +22,7 @@ def refuses(call: CheckedCall, keys: range, bins: tuple[int, int]) -> str | None
     if (reason := _run.refuses(call)) is not None:
         return reason
     if _run.watched():
-        return "a compiler or a dispatch mode is watching, and pooling is no operator that it could see"
+        return "a compiler or a dispatch mode is watching, and cannot see pooling, which is not an operator of PyTorch"
     if not hasattr(_kernels.module, "pooled"):
         return "this native build is older than its pooling"
     if keys.start % ALIGNED or (keys.stop % ALIGNED and keys.stop != call.length_k):

@@ -71,7 +71,7 @@ def refuses(call: CheckedCall, top: int = 0) -> str | None:
     if (reason := _run.refuses(call)) is not None:
         return reason
     if _run.watched():
-        return "a compiler or a dispatch mode is watching, and the native statistics are no operator that it could see"
+        return "a compiler or a dispatch mode is watching, and cannot see the native statistics"
     if not hasattr(_kernels.module, "statistics"):
         return "this native build is older than its statistics"
     return None if top <= MOST_TOP else f"the native kernels keep at most {MOST_TOP} keys of each row, and top is {top}"

@@ -1,6 +1,6 @@
 """Tiles of a mask that is a program: intervals decide whole tiles, and the pairs of the others are computed.
 
-Shape legend: B batch, H query heads, R x C tiles of 64 rows by 64 keys, n tiles that are worked out.
+Shape legend: B batch, H query heads, R x C tiles of 64 rows by 64 keys, n tiles whose pairs are computed.
 """
 
 from __future__ import annotations

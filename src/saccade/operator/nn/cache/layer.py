@@ -107,7 +107,7 @@ class LayerCache(ABC):
             ValueError: tensors of another batch, number of heads, width, dtype or device than those held, padding that
                 does not fit, a mask or bias that is placed already or too short; gradients that would be recorded, in
                 any layer but a `GrowingLayer`; no room in a `StaticLayer`; in a `StreamingLayer` a bias given as a
-                tensor, which names places in the text. Nothing is added then.
+                tensor, which depends on absolute positions. Nothing is added then.
         """
         return self._append(NewTokens(key, value, mask, bias, padding))
 

@@ -93,7 +93,7 @@ class KVCache:
         """
         masks = {layer.mask for layer in self.layers}
         if len(masks) > 1:
-            raise ValueError("mask: the layers of this cache hide different things; ask cache[layer].mask")
+            raise ValueError("mask: the layers of this cache hide different pairs; use cache[layer].mask")
         return masks.pop() if masks else None
 
     def reorder(self, items: Tensor, contexts: Tensor | None = None) -> None:

@@ -85,7 +85,7 @@ def _checked(padding: Padding) -> Padding:
     if not isinstance(padding, Padding):
         raise TypeError(f"padding: expected a Padding of the new rows, got {type(padding).__name__}")
     if padding.queries is not None and padding.queries != padding.keys:
-        raise ValueError("padding: its queries are the rows of its keys, so give Padding(keys) alone")
+        raise ValueError("padding: its queries are the rows of its keys, so pass only Padding(keys)")
     return padding
 
 
@@ -100,8 +100,8 @@ def _runs(real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if holes.size:
         row = int(holes[0])
         raise ValueError(
-            f"padding: item {row} has tokens in rows {np.flatnonzero(real[row]).tolist()}, with a hole; "
-            "tokens must stand side by side, padded on the left or on the right"
+            f"padding: item {row} has tokens in rows {np.flatnonzero(real[row]).tolist()}, with a gap; "
+            "tokens must be adjacent, padded on the left or on the right"
         )
     return left, count
 

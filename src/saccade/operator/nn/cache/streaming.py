@@ -108,7 +108,7 @@ class StreamingLayer(WindowLayer):
         known = checked_bias(bias)
         if not (known is None or isinstance(known, RelativeScores)):
             what = "a Score" if isinstance(known, Score) else "a tensor"
-            raise ValueError(f"bias: {what} names places in the text, and in a StreamingLayer tokens change theirs")
+            raise ValueError(f"bias: {what} depends on absolute positions, which change in a StreamingLayer")
         arriving = self._arriving(new)
         before, (top, _) = self._host, np.broadcast_arrays(self._top, arriving.count)
         after = before + arriving.count

@@ -33,7 +33,7 @@ def checked_place(model: TextModel, head: Head | None, target: str | None) -> tu
         raise ValueError(f"target: {model.name} reads none; only an encoder-decoder opened by saccade.models does")
     part = part or ("" if not pair else "cross" if head is None and target is not None else "encoder")
     if part == "encoder" and target is not None:
-        raise ValueError("target: the encoder does not read it; heads such as decoder.0.1 and cross.0.1 do")
+        raise ValueError("target: not read by the encoder; choose a head such as decoder.0.1 or cross.0.1")
     if part in ("decoder", "cross"):
         _check_in_decoder(model.module, part, place)
     else:

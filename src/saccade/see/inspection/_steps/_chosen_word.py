@@ -92,7 +92,7 @@ def _check_occurrence(wanted: str | int | None, nth: int) -> None:
 
 def _numbered(ordinary: list[int], number: int, where: str) -> int:
     if not 1 <= number <= len(ordinary):
-        raise ValueError(f"word: {number} is no word of this {where}, which has 1 to {len(ordinary):,}")
+        raise ValueError(f"word: {number} is not a word of this {where}, which has 1 to {len(ordinary):,}")
     return ordinary[number - 1]
 
 

@@ -102,7 +102,7 @@ def read_continued(text: str, model: TextModel | Model, tokens: int, **more: Any
     """
     reader = as_text_model(model)
     if reader.generator is None:
-        raise ValueError(f"generate: {reader.name} is no decoder of Saccade's families, which generate text")
+        raise ValueError(f"generate: {reader.name} is not a decoder of Saccade's families; only these generate text")
     pieces = generate(reader.generator, text, tokens, Sampling(temperature=0.0))
     return read_text(text + "".join(pieces), reader, prompt=len(text), **more)
 

@@ -56,7 +56,7 @@ class Viewer:
         Raises:
             ImportError: starlette or uvicorn is not installed.
             TypeError: a host that is not a string, or a port that is not a whole number.
-            ValueError: an invalid port, one that is taken or not allowed, or a host that is no address of this machine.
+            ValueError: a port that is invalid, taken or not allowed, or a host that is not an address of this machine.
         """
         uvicorn = require_uvicorn()
         from . import _connections
@@ -181,9 +181,9 @@ def _listener(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = Listener(family, kind, protocol)
     except OSError as error:
-        raise ValueError(f"host: {host} is no address of this machine ({error.strerror})") from None
+        raise ValueError(f"host: {host} is not an address of this machine ({error.strerror})") from None
     except ValueError:  # a label of more than 63 letters, or a character not allowed in names
-        raise ValueError(f"host: {repr(host)[:LONGEST_NAME]} is no name of a machine") from None
+        raise ValueError(f"host: {repr(host)[:LONGEST_NAME]} is not the name of a machine") from None
     if os.name == "posix":  # elsewhere the option lets two servers share a port
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -211,7 +211,7 @@ def _why_not(error: OSError, host: str, port: int) -> str:
         return f"port: {port} is taken by another program; without a port a free one is found"
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"port: {port} may not be used by this account; those from 1024 on may"
-    return f"host: {host} is no address of this machine ({error.strerror})"
+    return f"host: {host} is not an address of this machine ({error.strerror})"
 
 
 def _shown(bound: IPv4Address | IPv6Address) -> str:

@@ -120,7 +120,7 @@ def _read(text: str, reader: TextModel, name: str | None, reading: TextReading) 
         target = reading.generate if reading.target is None else reading.target
         return read_pair(text, target, module, **{**how, "name": name or reader.name})
     if reading.target is not None:
-        raise ValueError(f"target: {name or reader.name} is no encoder-decoder of Saccade's families")
+        raise ValueError(f"target: {name or reader.name} is not an encoder-decoder of Saccade's families")
     if reading.generate:
         return read_continued(text, reader, reading.generate, **how)
     return read_text(text, reader, **how)

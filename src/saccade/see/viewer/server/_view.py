@@ -193,7 +193,7 @@ def _checked_folder(folder: Any) -> Path | None:
         raise TypeError(f"folder: expected the path of a folder, got {type(folder).__name__}")
     path = Path(folder).expanduser()
     if not path.is_dir():
-        raise ValueError(f"folder: {folder} is no folder")
+        raise ValueError(f"folder: {folder} is not a folder")
     try:
         tempfile.TemporaryFile(dir=path).close()
     except OSError:

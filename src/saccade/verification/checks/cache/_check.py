@@ -78,8 +78,8 @@ def _run(subject: Subject) -> Iterator[Finding]:
             got = _in_pieces(plain, inputs, way)
         except UnreadableResult as error:
             raise Unmeasured(
-                f"given {way.words}, {error.error}: say in Python how its cache is used, "
-                "how=Reading(..., cache=CacheReading(...))"
+                f"given {way.words}, {error.error}: describe its cache in Python, how="
+                "Reading(..., cache=CacheReading(...))"
             ) from error
         except TargetError as error:
             yield _raises(way, error)
@@ -101,7 +101,7 @@ def _at_once(subject: Subject, inputs: NamedInputs) -> Tensor:
     if subject.form == "cross" or is_causal(subject):
         return steady(subject, inputs).out
     if not subject.takes("Q"):
-        raise Inapplicable("it is not causal, so pieces cannot give what the whole gives")
+        raise Inapplicable("it is not causal, so outputs of pieces differ from outputs of one pass")
     triangle = torch.ones(inputs.length, inputs.length, dtype=torch.bool).tril()
     return steady(subject, inputs, pairs=triangle).out
 

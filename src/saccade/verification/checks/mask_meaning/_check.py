@@ -134,7 +134,7 @@ def _not_obeyed(probe: MaskArgumentProbe) -> Iterator[Finding]:
         defect = MaskDefect(words, "weights = scores.softmax(dim=-1)", "note")
     wrong = (probe.visible != probe.expected(probe.given)) & probe.known & probe.asked
     if not wrong.any():
-        raise Unmeasured("no output depends on another position's input, so that what it hides cannot be seen")
+        raise Unmeasured("no output depends on another position's input, so the effect of the mask cannot be measured")
     is_apart = inner is None or not sums_to_one(inner)
     if subject.form == "tokens" and is_apart and not (wrong & probe.visible).any():
         # through a window of its own a layer reaches a token by others, and these may be hidden
@@ -381,8 +381,8 @@ CHECK = Check(
     "mask-meaning",
     "mask-meaning",
     "A mask hides exactly the keys that it marks, by query, head and item",
-    "Random masks, other ones for each query, head and batch item, are given; what outputs then depend on is compared "
-    "with them pair by pair, and where it differs the weights say why",
+    "Random masks are given, different for each query, head and batch item; the inputs on which outputs depend are "
+    "compared with them pair by pair, and where they differ the weights show why",
     _EFFECT,
     _run,
     follows_from=("softmax", "mixing"),

@@ -72,7 +72,7 @@ def _in_steps(subject: Subject, inputs: NamedInputs, sizes: Sequence[int], make:
     except UnreadableResult as error:
         if error.__cause__ is None:
             raise
-        raise TargetError("it returned no cache where use_cache=True asked for one", None) from error
+        raise TargetError("use_cache=True was passed, and no cache was returned", None) from error
 
 
 def _window(subject: Subject) -> int | None:

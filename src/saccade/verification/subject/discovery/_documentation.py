@@ -101,7 +101,7 @@ class DocumentedSource:
 
 
 def letters(names: list[str]) -> str | None:
-    """ "batch", "seq_len", "d_model" -> "BLD"; None if a name says nothing or two say the same."""
+    """ "batch", "seq_len", "d_model" -> "BLD"; None if a name has no meaning or two have the same."""
     axes = [letter(name, at, names) for at, name in enumerate(names)]
     if any(letter is None for letter in axes) or len(set(axes)) < len(axes):
         return None
