@@ -26,7 +26,7 @@ class NotOfTokens(Exception):
 
 @dataclass(eq=False)
 class AttentionOfTokens:
-    """How attention calls are masked while the real tokens of a batch are packed into one row.
+    """The masking of attention calls while the real tokens of a batch are packed into one row.
 
     Attributes:
         documents: which tokens belong together. tokens: how many there are.

@@ -86,7 +86,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Under autocast, cast as F.sdpa does: everything but float64 to the autocast dtype."""
+    """The tensors, cast as F.sdpa does under autocast: all except float64 to the autocast dtype."""
     kind = tensors[0].device.type
     if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
         return tensors

@@ -82,7 +82,8 @@ def another(dropout: float | Dropout) -> float | Dropout:
 
 
 def as_dropout(dropout: float | Dropout) -> Dropout | None:
-    """None when nothing is dropped; a float draws its seed here, so `torch.manual_seed` and checkpointing hold."""
+    """The dropout of a call, or None if nothing is dropped. For a float the seed is drawn here, so `torch.manual_seed`
+    and checkpointing work."""
     if isinstance(dropout, Dropout):
         return dropout if dropout.p > 0.0 else None
     p = check_probability(dropout, "dropout")

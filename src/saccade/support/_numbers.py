@@ -93,7 +93,7 @@ def fixed(value: float, digits: int) -> str:
 
 
 def typeset(value: float) -> str:
-    """For pictures: two decimals, one from 10 on, none from 100 on, and a true minus sign."""
+    """The number for a picture: two decimals, one from 10 on, none from 100 on, and a true minus sign."""
     size = abs(value)
     return fixed(value, 0 if size >= 99.5 else 1 if size >= 9.95 else 2).replace("-", "−")
 

@@ -92,7 +92,7 @@ class _Watch:
 
 
 class _IdleTeam:
-    """So many threads that OpenMP manages and that do nothing, until `end`."""
+    """A team of `threads` threads of OpenMP that do nothing, until `end`."""
 
     def __init__(self, begin: Callable[..., Any], threads: int):
         self._over, made = threading.Event(), threading.Event()
@@ -122,7 +122,8 @@ def _gnu_region() -> Callable[..., Any] | None:
 
 
 def _threads() -> int:
-    """How many threads PyTorch begins regions with. A thread that has computed keeps its own number."""
+    """The number of threads with which PyTorch starts a new thread's regions. A thread that has computed keeps its own
+    number."""
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(sys.modules["torch"].get_num_threads()), daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""How sure a number is: the spread of a mean over texts, and of a share of cases."""
+"""The uncertainty of a number: the spread of a mean over texts, and of a share of cases."""
 
 from __future__ import annotations
 

@@ -159,7 +159,8 @@ def _timed(
 
 
 def _meter(limit: Limit) -> Callable[[], float]:
-    """For arithmetic the best of three: threads that start on one core stay there for part of a reading's 10 ms."""
+    """The meter of a limit. For arithmetic it takes the best of three readings: threads that start on one core stay
+    there for part of the 10 ms."""
     return (lambda: max(limit.meter() for _ in range(3))) if limit.unit == "FLOP/s" else limit.meter
 
 

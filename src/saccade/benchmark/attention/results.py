@@ -82,7 +82,7 @@ class MeasurementGroup:
         return paired_ratio([row.case.amount / seconds for seconds in row.readings], limit.readings)
 
     def speedup(self, row: Measurement, over: Measurement) -> Quartiles | None:
-        """How many times faster `row` is than `over`, round by round."""
+        """The speed of `row` relative to that of `over`, for each round."""
         if not row.readings or not over.readings:
             return None
         return paired_ratio(over.readings, row.readings)

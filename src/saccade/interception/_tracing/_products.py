@@ -246,7 +246,7 @@ def _cut(shape: torch.Size, own: list[bool]) -> View:
 
 
 def _own_axes(factor: Tensor, shape: torch.Size) -> list[bool]:
-    """For each axis of the result, whether the factor has it without broadcasting."""
+    """Whether the factor has each axis of the result without broadcasting."""
     missing = len(shape) - factor.dim()
     return [
         shape[at] == 1 or (at >= missing and factor.shape[at - missing] > 1 and factor.stride(at - missing) > 0)

@@ -89,7 +89,7 @@ def prompt_ids(lm: GeneratingModel, prompt: str) -> list[int]:
 
 
 def _room(model: DecoderLM | GeneratingModel, prompt: Sequence[int], count: int, cache: KVCache) -> int:
-    """How many of `count` tokens fit into the context; ValueError if none does."""
+    """The number of the `count` tokens that fit into the context; ValueError if none does."""
     context = model.config.context if isinstance(model, DecoderLM) else model.context
     room = room_after(len(prompt), count, cache, context)
     if not prompt or not room:

@@ -134,7 +134,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> ModelOutput:
-        """Each family has its own arguments, with the names that transformers uses."""
+        """The output of the model. Each family has its own arguments, with the names that transformers uses."""
 
     @property
     def context(self) -> int | None:

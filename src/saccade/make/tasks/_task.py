@@ -202,7 +202,7 @@ class Task(BaseTaskOptions, ABC):
 
     @property
     def protocol(self) -> str:
-        """How the metrics are computed, for a line of a report."""
+        """The way in which the metrics are computed, for a line of a report."""
         return ""
 
     def validated_by(self, share: float, seed: int) -> str:

@@ -186,7 +186,8 @@ class Answer(AnswerOptions, EncoderTask):
     def collate(
         self, model: Model, items: Sequence[list[ContextRow]], random: np.random.Generator | None = None
     ) -> Batch:
-        """Beside the tokens their `characters` (B, L, 2), the question of each row, `texts` (B,), and `ends` (B, 2)."""
+        """A batch: the tokens, their `characters` (B, L, 2), the question of each row, `texts` (B,), and `ends` (B,
+        2)."""
         rows = [row for item in items for row in item]
         batch = padded(model, [row.ids for row in rows])
         characters = torch.full((*batch["input_ids"].shape, 2), NOWHERE)

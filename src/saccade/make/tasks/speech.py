@@ -336,7 +336,7 @@ def _texts_as_classes(
 
 
 def _inputs(reader: SoundInputs, sounds: Sequence[Samples], *, together: bool) -> dict[str, Any]:
-    """Each sound preprocessed separately and padded on the right.
+    """The inputs of a batch: each sound preprocessed separately and padded on the right.
 
     Args:
         together: whether the model reads each sound of a padded batch as if it were alone.

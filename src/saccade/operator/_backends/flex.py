@@ -39,7 +39,8 @@ def refuses(call: CheckedCall) -> str | None:
 
 
 def costs(call: CheckedCall) -> Costs:
-    """Beside the output cleaned copies of keys and values where a mask hides some; tiles are the chip's own memory."""
+    """Costs besides the output: copies of keys and values without the entries that a mask hides. Tiles are in the
+    chip's own memory."""
     cleaned = 0 if call.mask is None else (call.key.numel() + call.value.numel()) * call.key.element_size()
     peak = output_bytes(call) + lse_bytes(call) + cleaned
     return Costs(share_of_tiles(call, ROWS, KEYS), peak, DERIVATIVES_OF_PYTORCH, lacks_of_pytorch(call))

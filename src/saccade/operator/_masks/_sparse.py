@@ -269,7 +269,7 @@ def _bisected(values: Tensor, wanted: Tensor, low: Tensor, high: Tensor, steps: 
 
 
 def _found(values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """For each wanted number an index into ascending values, and whether the value at that index is the number."""
+    """For each wanted number, an index into ascending values, and whether the value at that index equals the number."""
     count = values.numel()
     none = torch.zeros_like(wanted)
     place = _bisected(values, wanted, none, none + count, count.bit_length()).clamp(max=count - 1)

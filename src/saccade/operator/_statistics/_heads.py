@@ -137,7 +137,7 @@ def _none_bad(like: Tensor) -> Numbers:
 
 
 def nowhere(like: Tensor) -> Tensor:
-    """No place in any of the heads (H,)."""
+    """(H, 4): -1 for item, head, row and channel, as no head (H,) has a place."""
     return torch.full((like.shape[0], 4), -1, dtype=torch.int64, device=like.device)
 
 

@@ -143,17 +143,18 @@ class Statistics:
 
     @property
     def rows_counted(self) -> int:
-        """How many of the B * Hq * Lq rows see a key. With `rows_empty` and `rows_padded` it adds up to all."""
+        """The number of the B * Hq * Lq rows that see a key. The sum with `rows_empty` and `rows_padded` is all
+        rows."""
         return int(self.counted.sum())
 
     @property
     def rows_padded(self) -> int:
-        """How many rows are padded queries."""
+        """The number of rows that are padded queries."""
         return int(self.padded.expand(self.counted.shape).sum())
 
     @property
     def rows_empty(self) -> int:
-        """How many rows are tokens, but see no key."""
+        """The number of rows that are tokens, but see no key."""
         return self.counted.numel() - self.rows_counted - self.rows_padded
 
     def to(self, device: torch.device | str) -> Statistics:

@@ -1,4 +1,4 @@
-"""How many keys each row of a call sees, and which keys some row sees, without forming Lq x Lk.
+"""The number of keys that each row of a call sees, and the keys that some row sees, without forming Lq x Lk.
 
 Shape legend: B items, H heads, Lq / Lk lengths.
 """
@@ -198,7 +198,7 @@ def _tile(call: CheckedCall, rows: Span, keys: Span, hidden: bool) -> Tensor:
 
 
 def _not_hidden(call: CheckedCall, rows: Span, keys: Span) -> Tensor:
-    """Where a `Score` gives more than -inf, (B, H, r, c)."""
+    """(B, H, r, c) bool: pairs whose `Score` is above -inf."""
     problem, parameter = TileProblem.of(call), None if call.bias is None else call.bias.parameter
     (q, bad_q), (k, bad_k) = problem.block(call.query, rows), problem.block(call.key, keys)
     scores = problem.bias_tiles(parameter, rows, keys)

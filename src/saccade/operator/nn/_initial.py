@@ -1,4 +1,4 @@
-"""How weights begin. Every module of `saccade.nn` follows these two rules.
+"""The initial weights. Every module of `saccade.nn` follows these two rules.
 
 1. By fan-in: matrices are normal with standard deviation fan_in ** -0.5, biases 0. Features of variance 1 stay so, and
    attention logits start with a variance near 1. A fixed 0.02 leaves narrow models with nearly uniform heads, which

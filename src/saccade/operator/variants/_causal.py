@@ -65,7 +65,7 @@ def read_causally(
     known_finite: bool = False,
     least: float | None = None,
 ) -> tuple[Tensor, LinearState]:
-    """Each token reads itself, those before it and those in the state.
+    """The output and the new state: each token reads itself, the tokens before it and the state.
 
     With `log_scale` the features of key j stand for exp(log_scale_j) psi_j. Everything is then computed in units of the
     running maximum c_i of log_scale up to i, which only looks back: weights are exp(log_scale_j - c_i) <= 1. The unit
@@ -143,7 +143,8 @@ def _state_apart(out: Tensor, sums: Tensor) -> tuple[Tensor, LinearState]:
 def read_all(
     queries: Tensor, keys: Tensor, values: Tensor, *, normalise: bool = True, least: float | None = None
 ) -> Tensor:
-    """Every query (B, H, Lq, M) reads every key (B, Hkv, Lk, M) and value (B, Hkv, Lk, Dv): (B, H, Lq, Dv)."""
+    """The output (B, H, Lq, Dv) if every query (B, H, Lq, M) reads every key (B, Hkv, Lk, M) and value (B, Hkv, Lk,
+    Dv)."""
     return read_state(queries, summed(keys, values), normalise=normalise, least=least)
 
 
@@ -234,7 +235,7 @@ def wide(tensor: Tensor) -> torch.dtype:
 
 
 class _ChunkPlan(NamedTuple):
-    """How tokens are cut into segments of chunks."""
+    """The cut of tokens into segments of chunks."""
 
     chunk: int
     groups: int  # G

@@ -51,7 +51,7 @@ def usual_features(width: int) -> int:
 
 
 def vectors_for(features: int, kind: str) -> int:
-    """How many vectors give so many features: half as many where each gives two."""
+    """The number of vectors for this number of features: half as many if each vector gives two features."""
     if kind == "positive":
         return features
     if features % 2:

@@ -155,7 +155,7 @@ def _continued(
     feature_map: Callable[[Tensor], Tensor],
     normalise: bool,
 ) -> tuple[Tensor, LinearState]:
-    """Each token reads itself, earlier tokens and the state."""
+    """The output of new tokens and the new state: each token reads itself, earlier tokens and the state."""
     if isinstance(feature_map, EluPlusOne):
         _check_state(state, key, key.shape[-1], value.shape[-1])
         read = read_elu_plus_one(query, key, value, state, padding.rows, padding.keys, normalise)

@@ -205,7 +205,7 @@ class _Estimate:
     kind: str
 
     def everywhere(self, given: _WideInputs) -> Tensor:
-        """Every query reads every real key."""
+        """The output if every query reads every real key."""
         query = _grouped(given.query, given.key.shape[1])
         if self.kind == "trigonometric":
             keys, queries = self._waves_of_keys(given), waves(query, self.projection)
@@ -292,7 +292,7 @@ def _read(
 def _read_one(
     queries: Tensor, keys: Tensor, values: Tensor, level: Tensor, state: PerformerState | None, least: float | None
 ) -> tuple[Tensor, PerformerState]:
-    """As `_read` for a single token, which may read the state it adds to, without chunks."""
+    """As `_read` for a single token without chunks. The token may read the state to which it is added."""
     added = _remembered(keys, values, level)
     if state is not None:
         added = _joined(state, added)

@@ -177,7 +177,7 @@ def _log_lengths(problem: TileProblem, parameter: Tensor | None, length: int | N
 
 
 def _keys_seen(problem: TileProblem, parameter: Tensor | None, rows: Span, key_spans: list[Span]) -> Tensor:
-    """How many keys each row of the block sees, int64 (B|1, H|1, r)."""
+    """The number of keys that each row of the block sees, int64 (B|1, H|1, r)."""
     total = torch.zeros(1, 1, len(rows), dtype=torch.int64, device=problem.device)
     for _, keys, kind in problem.tiles(rows, key_spans):
         seen = problem.visible(rows, keys, kind)

@@ -150,7 +150,8 @@ def _dormant(call: ObservedCall, rows: Tensor) -> Tensor:
 
 
 def _on_repeats(model: TextModel, tokens: MarkedText, draw: np.random.Generator) -> TextScores:
-    """No token occurs twice in one copy, so each has one earlier occurrence (Olsson et al. 2022)."""
+    """The scores on repeated random tokens. No token occurs twice in one copy, so each has one earlier occurrence
+    (Olsson et al. 2022)."""
     taken = _LayerScores(model)
     known = sorted({token for token, counts in zip(tokens.ids, tokens.ordinary.tolist(), strict=True) if counts})
     around = len(tokens.before) + len(tokens.after)

@@ -175,7 +175,7 @@ class HeadImportance:
 
 
 def kept_count(keep: float, heads: int) -> int:
-    """How many heads stay, of a number (int) or a share of all (float)."""
+    """The number of heads that stay, from a number (int) or a share of all (float)."""
     wrong = isinstance(keep, bool) or not isinstance(keep, (int, float)) or not math.isfinite(keep)
     if wrong or (isinstance(keep, float) and not 0 < keep <= 1) or (isinstance(keep, int) and not 0 < keep <= heads):
         raise ValueError(f"keep: expected a share in (0, 1] or a number of heads from 1 to {heads}, got {keep!r}")

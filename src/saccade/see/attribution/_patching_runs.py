@@ -33,7 +33,7 @@ class WatchedRun:
 
     @property
     def calls(self) -> tuple[CallHeads, ...]:
-        """In the order in which the model makes them."""
+        """The calls of the run, in the order in which the model makes them."""
         kept = self.seen.kept
         return tuple(CallHeads(site.name, site.layer, kept[site.name].query.shape[1]) for site in self.seen.calls)
 

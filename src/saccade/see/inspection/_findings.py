@@ -173,7 +173,7 @@ def _beyond_chance(
 
 
 def _links(attention: AttentionMap, gain: np.ndarray, at_random: np.ndarray) -> Iterator[MapFinding]:
-    """A word that attends to a distant word, other than its own repetition or the word after that."""
+    """Findings about a word that attends to a distant word, except to its own repetition or the word after that."""
     others = occurrences(attention)
     place = np.arange(len(others))
     far = visible(attention) & (abs(place[:, None] - place) > 1)
@@ -311,7 +311,8 @@ def _sink(attention: AttentionMap, heads: HeadHabits) -> list[MapFinding]:
 
 
 def sinks_of(heads: HeadHabits, names: dict[int, str], first_is_special: bool) -> list[MapFinding]:
-    """How many heads put more than half of their weight on the first token, and how many on other special tokens.
+    """The number of heads with more than half of their weight on the first token, and the number on other special
+    tokens.
 
     ``names``: of the first token and of the special tokens, by position.
     """
@@ -325,7 +326,7 @@ def sinks_of(heads: HeadHabits, names: dict[int, str], first_is_special: bool) -
 
 
 def _resting(heads: HeadHabits, kind: str, where: str) -> list[MapFinding]:
-    """How many heads have an average there above one half, or above chance if that is more.
+    """Findings about the number of heads whose average there is above one half, or above chance if that is more.
 
     Empty if all of these are ``at_random`` and no larger than a deviation shared by rows explains.
     """

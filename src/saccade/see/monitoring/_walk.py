@@ -251,7 +251,7 @@ class ModuleWalk:
 
 
 class ModuleHook:
-    """A hook of one module. Copies and pickles of the module get one that does nothing, as they are not watched."""
+    """A hook of one module. Copies and pickles of the module get an inactive hook, because they are not watched."""
 
     def __init__(self, call: Callable[..., None], path: str) -> None:
         self._call, self._path = call, path

@@ -209,7 +209,7 @@ def _note(look: Look, columns: list[int]) -> str:
 
 
 def _link(look: Look, finding: MapFinding, place: dict[int, int]) -> str:
-    """Where the page shows the finding, as layer.head.word; "" if no word of the page shows it."""
+    """The link to the place of the page that shows the finding, as layer.head.word; "" if the page does not show it."""
     if finding.layer is None:
         return ""
     pairs = _pairs(look, finding, place)

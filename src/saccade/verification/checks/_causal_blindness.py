@@ -55,11 +55,11 @@ class _HeadVisibility:
 
     @property
     def reach(self) -> int:
-        """How far back its queries see, at most."""
+        """The largest distance back that its queries see."""
         return max(self.distances() or [0])
 
     def distances(self) -> list[int] | None:
-        """How far back queries see, if all see equally far: [0, 1, 2] in a window of two before."""
+        """The distances back that queries see, if all queries see the same: [0, 1, 2] in a window of two before."""
         lower = self.lower
         visible = [bool(lower.diagonal(-back).any()) for back in range(self.length)]
         alike = all(bool(lower.diagonal(-back).all()) == visible[back] for back in range(self.length))
@@ -397,7 +397,7 @@ def _named_window(subject: Subject) -> tuple[str, int | None]:
 
 
 def _where(visibility: _HeadVisibility, among: Sequence[_HeadVisibility], views: Sequence[_HeadVisibility]) -> str:
-    """In brackets: the length, and the heads unless all are meant."""
+    """Text in brackets: the length, and the heads unless all of them are meant."""
     heads = sorted({view.head for view in among if view.head is not None})
     every = {view.head for view in views if view.head is not None}
     if not heads or len(heads) == len(every):

@@ -64,7 +64,7 @@ class _PaddedSubject:
         return mask_code(self.mask, steps_of(self.subject, self.inputs, **self.masks), self.inputs)
 
     def rows(self, out: Tensor) -> list[tuple[int, Tensor]]:
-        """Each item and its (H, n, D) real outputs; all of them where padding is the context's."""
+        """Each item and its (H, n, D) outputs at real positions; all outputs if the padding is in the context."""
         length = out.shape[2]
         own = self.side == "both"
         keep = [self.real[item, :length] if own else torch.ones(length, dtype=torch.bool) for item in range(len(out))]

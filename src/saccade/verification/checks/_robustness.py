@@ -188,7 +188,7 @@ def _items(wide: Subject) -> Iterator[Finding]:
 
 
 def _lengths(subject: Subject) -> Iterator[Finding]:
-    """Every length must work, up to a known limit."""
+    """Findings for lengths that raise an error, up to a known limit; every length must work."""
     longest = subject.reading.max_length
     wanted = {n for n in (*LENGTHS, *_sizes(subject.module)) if longest is None or n <= longest}
     fits = 0

@@ -141,7 +141,8 @@ def _compared(
 def _hidden_weight(
     returned: Tensor, traced: TracedAttention, hidden: Tensor | None
 ) -> tuple[str, dict[str, Any]] | None:
-    """Masked keys with a weight above 0 that is too small for the comparison of weights to report."""
+    """Message and evidence for masked keys with a weight above 0 that is too small for the comparison of weights to
+    report."""
     if hidden is None:
         return None
     here = hidden & (traced.weights == 0) & (returned != 0)

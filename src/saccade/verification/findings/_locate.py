@@ -1,4 +1,4 @@
-"""Where in the target's own source something happened."""
+"""Finds the place in the target's own source where something happened."""
 
 from __future__ import annotations
 

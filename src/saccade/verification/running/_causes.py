@@ -99,7 +99,7 @@ def _error_kind(finding: Finding) -> tuple[str, ...] | None:
 
 
 def _causes(checks: Sequence[Check], findings: Sequence[Finding]) -> dict[str, tuple[str, ...]]:
-    """For each check with errors, the checks whose errors explain them, near or far. Where two explain each other, the
+    """For each check with errors, the checks whose errors explain them, directly or not. If two explain each other, the
     first in the order of the checks is the cause."""
     broken = [
         check for check in checks if any(finding.check == check.name and _is_error(finding) for finding in findings)

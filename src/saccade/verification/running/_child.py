@@ -273,8 +273,8 @@ def _known_size(target: Any) -> int:
 
 
 def _method(job: Job) -> str:
-    """How the target reaches a child. Fork brings anything along; it is not safe once this process has used a GPU, and
-    on macOS once it has used the system's linear algebra, so there pickle comes first."""
+    """The way in which the target reaches a child: "fork", or pickled code. Fork can pass any object. It is not safe
+    after this process has used a GPU, or on macOS the system's linear algebra, so there pickle is tried first."""
     if "fork" in multiprocessing.get_all_start_methods() and not _uses_gpu(job.target):
         if sys.platform == "linux":
             return "fork"

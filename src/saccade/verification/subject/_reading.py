@@ -1,4 +1,4 @@
-"""How a target is to be called: a value that the user gives or that `discovery` finds.
+"""How a target must be called: a value that the user gives or that `discovery` finds.
 
 Axes are named by letters: B batch, H heads, L length, D head width (of attention proper) or model width (of modules).
 """
@@ -97,7 +97,7 @@ class MaskReading:
 
 @dataclass(frozen=True)
 class CacheReading:
-    """How keys and values of earlier calls reach a later one.
+    """The way in which keys and values of earlier calls reach a later call.
 
     kind "passed": `argument` takes what an earlier call returned at `returned` (place in its tuple, or attribute). In
     the first call it takes what `make` gives, and None without `make`. kind "made": `argument` takes an object that
@@ -130,7 +130,7 @@ class CacheReading:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a target is called, and what its numbers mean.
+    """The way to call a target, and the meaning of its numbers.
 
     form "attention": (q, k, v[, mask]), attention proper without projections of its own.
     form "self": forward(x); "cross": forward(x, context); "qkv": forward(query, key, value), each projected inside.

@@ -75,8 +75,8 @@ def vivid(subject: Subject) -> Subject:
 
 
 def tolerance(subject: Subject, inputs: NamedInputs, out: Tensor) -> float:
-    """How far two ways of computing `out` may be apart: 1e-6 of its size where the target computes in float64, as some
-    of it (the softmax, often) may still be in float32, whose numbers are 6e-8 apart; 1e-4 otherwise."""
+    """The largest difference allowed between two ways to compute `out`: 1e-6 of its size if the target computes in
+    float64 (parts such as the softmax are often still in float32, whose numbers are 6e-8 apart), otherwise 1e-4."""
     size = float(out.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if out.numel() else 0.0
     return size * (1e-6 if out.dtype == torch.float64 and _resolves(subject, inputs, out) else 1e-4)
 

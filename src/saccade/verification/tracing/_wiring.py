@@ -186,8 +186,8 @@ def _merged_rows(
 
 
 def _row_order(flow: TargetFlow, merged: LinearMap, length: int) -> list[int]:
-    """For each output the row of the output projection's result that reaches it; in order unless each is reached by one
-    row."""
+    """For each output, the row of the output projection's result that reaches it. The rows are in order unless each
+    output is reached by one row."""
     out = flow.result.out
     order = []
     for position in range(length):

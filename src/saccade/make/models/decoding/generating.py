@@ -160,7 +160,7 @@ def weights_for(model: nn.Module, steps: int, rows: int, length: int) -> Abstrac
 
 
 def room_after(length: int, count: int, cache: KVCache, longest: int | None) -> int:
-    """How many of `count` tokens still have positions, after `length` more tokens in the cache."""
+    """The number of the `count` tokens that still have positions, after `length` more tokens in the cache."""
     if longest is None:
         return count
     return bisect.bisect_right(range(1, count + 1), longest, key=lambda n: cache.reach(length + n))

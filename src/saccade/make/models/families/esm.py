@@ -107,7 +107,8 @@ class Esm(TextEncoder):
         return torch.where(residues[..., None], states, 0).sum(1) / counts[:, None]
 
     def contacts(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """How likely two residues touch (are closer than 8 angstroms), (B, L - 2, L - 2), from all attention weights.
+        """The probability that two residues touch (are closer than 8 angstroms), (B, L - 2, L - 2), from all attention
+        weights.
 
         Row and column 0 are token 1, the first residue where padding is on the right; pairs that are not two residues
         are 0. The maps of one layer and item are held at a time; call it under `torch.no_grad()` unless gradients are

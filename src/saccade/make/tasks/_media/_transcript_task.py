@@ -96,7 +96,8 @@ class TranscriptTask(TranscriptOptions, MediaTask):
 
     @property
     def teachable(self) -> bool:
-        """Only with classes: two models may write a character at different frames."""
+        """Whether a student can learn the outputs: only classes, since two models may write a character at different
+        frames."""
         return self.text is None
 
     def outputs(self, model: nn.Module, result: Tensor, batch: Batch) -> list[Any]:
@@ -133,7 +134,7 @@ class TranscriptTask(TranscriptOptions, MediaTask):
         return Baseline("writing nothing", [""] * len(tested))
 
     def details(self, outputs: Sequence[Any], data: Sequence[Any]) -> Details:
-        """For texts the number of wrong ones, and the first of them."""
+        """For texts, the number of wrong texts, and the first of them."""
         if self.text is None:
             return super().details(outputs, data)
         wrong = [(example, text) for example, text in zip(data, outputs, strict=True) if text != example.text]

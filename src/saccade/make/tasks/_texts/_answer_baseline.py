@@ -65,8 +65,8 @@ def word_regression(
     tested: Sequence[Question],
     strengths: Sequence[float] = STRENGTHS,
 ) -> tuple[list[Span], float]:
-    """Each word is in the answer or not; the most probable one is the answer, with its neighbours while they are
-    likely.
+    """Answers by a regression that predicts whether a word is in the answer: the most probable word, and its neighbours
+    while they are probable.
 
     What is known of a word: itself and its neighbours, itself and its letters beside the question's first word, how
     many words of the question its sentence has, whether another sentence has more of them, or as many later, and how

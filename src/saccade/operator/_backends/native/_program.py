@@ -36,7 +36,8 @@ _MOST_PULLS = 8
 
 
 class Extent(NamedTuple):
-    """How far the leaves of a program go: numbers of items and heads, first and last query position and key index."""
+    """The ranges of the leaves of a program: numbers of items and heads, first and last query position and key
+    index."""
 
     batch: int
     heads: int
@@ -133,7 +134,7 @@ def _backward(flat: Program, tables: tuple[TableForm, ...], extent: Extent) -> C
 
 
 def _places_in_copy(loads: Sequence[int], tables: tuple[TableForm, ...], in_place: dict[int, _Line]) -> dict[int, int]:
-    """Where tables begin in a task's copy of the gradients; those that are added to in place have no copy."""
+    """The start of each table in a task's copy of the gradients. Tables that are added to in place have no copy."""
     places: dict[int, int] = {}
     end = 0
     for number in loads:

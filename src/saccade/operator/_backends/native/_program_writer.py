@@ -196,7 +196,8 @@ class Writer:
         return operand if level < 0 else (PAIR, 0) if place == -1 else (level, self.code[place].to)
 
     def _allocate(self) -> list[int]:
-        """Where each result goes, and how many values each level has. A register is free after its last reader."""
+        """The register of each result, and the number of values of each level. A register is free after its last
+        reader."""
         counts = [0] * 5
         last = {place: n for n, x in enumerate(self.code) for level, place in x.args if level == PAIR}
         last |= dict.fromkeys(self._outputs, len(self.code))

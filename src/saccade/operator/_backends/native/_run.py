@@ -66,7 +66,7 @@ def refuses(call: CheckedCall) -> str | None:
 
 
 def costs(call: CheckedCall) -> Costs:
-    """Beside the output: keys and values in the order they are read, and one score per distance."""
+    """Costs besides the output: keys and values in the order of the kernels, and one score per distance."""
     # bf16 products take bf16; everything else is packed as float32.
     size = 2 if call.query.dtype == torch.bfloat16 and _kernels.instructions() in _kernels.BF16_SETS else 4
     packed = call.batch * call.kv_heads * call.length_k * (call.query.shape[3] + call.value.shape[3]) * size

@@ -36,7 +36,7 @@ class AlignedItems:
     def of(
         cls, cache: LayerCache, mask: Mask | None, padding: Padding | None, rows: int, name: str
     ) -> AlignedItems | None:
-        """How to align items for the mechanism called `name`; None if all are aligned already.
+        """The alignment of items for the mechanism called `name`; None if all items are aligned already.
 
         Raises:
             ValueError: a cache that does not keep all tokens in order, a mask of another kind.

@@ -21,7 +21,7 @@ class ScoreTerm(NamedTuple):
 
 
 class AxisLayout(NamedTuple):
-    """How leading axes become batch and heads."""
+    """The way in which leading axes become batch and heads."""
 
     lead: tuple[int, ...]  # of the scores, as multiplied
     batch: int

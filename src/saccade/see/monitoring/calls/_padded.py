@@ -27,7 +27,7 @@ class QueryRows(NamedTuple):
 def rows_of(
     mask: Mask | None, bias: Tensor | None, length_q: int, length_k: int, self_attention: Callable[[], bool | None]
 ) -> QueryRows:
-    """In self-attention a token that no query may see is padding, and so is its own row.
+    """The query rows that are tokens. In self-attention a token that no query may see is padding, and so is its row.
 
     In cross-attention padded keys do not concern queries. If the kind of attention is unknown, all rows count: an extra
     row in a mean is a smaller error than a missing one.

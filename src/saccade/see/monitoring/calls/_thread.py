@@ -113,7 +113,7 @@ def with_rows(call: AttentionCall, source: str) -> AttentionCall:
 
 
 def edited_by(editing: Callable[[tuple[Any, ...]], _observers.CallEdits]) -> None:
-    """Set the function that joins the edits of a call; the same for all of this thread."""
+    """Set the function that joins the edits of a call, one for the whole thread."""
     THREAD.held.editing = editing
 
 

@@ -80,7 +80,7 @@ def with_fix(probe: MaskArgumentProbe, defect: MaskDefect) -> MaskDefect:
 
 
 def code_of(probe: MaskArgumentProbe) -> MaskCode:
-    """How the mask is used in code."""
+    """The code that uses the mask."""
     return mask_code(probe.mask, _steps(probe), probe.inputs)
 
 
@@ -240,7 +240,7 @@ def _weights(probe: MaskArgumentProbe) -> tuple[TracedAttention, TracedAttention
 
 
 def counted(probe: MaskArgumentProbe) -> float | None:
-    """How many times a finite value of an additive mask counts in the scores; None if that could not be seen."""
+    """The factor by which a finite value of an additive mask enters the scores; None if it cannot be measured."""
     mask = replace(probe.mask, fill=_FINITE)
     reading = replace(probe.subject.reading, masks=(mask,))
     attentions = _weights(replace(probe, mask=mask, subject=replace(probe.subject, reading=reading)))

@@ -1,4 +1,4 @@
-"""Nothing is mixed that is to stay apart: batch items, positions, heads, the channels of projections.
+"""Promise: batch items, positions, heads and channels of projections that must stay separate are not mixed.
 
 Shape legend: B batch, H heads, L length, D head width, E model width.
 """
@@ -171,7 +171,7 @@ def _structure(subject: Subject) -> Iterator[Finding]:
 
 
 def _other_heads(subject: Subject, length: int) -> Iterator[Finding]:
-    """In attention proper, a head's output must depend on no other head's queries."""
+    """Findings: in attention proper, the output of a head must not depend on the queries of another head."""
     if subject.form != "attention":
         return
     try:

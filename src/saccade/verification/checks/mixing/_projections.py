@@ -187,7 +187,8 @@ def _dead_channels(wiring: AttentionWiring, layer: PositionwiseMap, channels: li
 
 
 def _part_for_another(wiring: AttentionWiring, layer: PositionwiseMap, channels: list[int]) -> Location | None:
-    """In a joint projection of queries, keys and values: the line that uses another part in place of the lost one."""
+    """The line of a joint projection of queries, keys and values that uses another part in place of the lost part; None
+    if unknown."""
     thirds = {3 * channel // layer.slots.shape[1] for channel in channels}
     if len(thirds) > 1:
         return None

@@ -102,7 +102,7 @@ def _drawn(subject: Subject, side: str) -> Tensor:
 
 
 def _moved(subject: Subject, side: str, pad: int) -> LargestDifference:
-    """How far the outputs of a text move when three padded tokens follow it."""
+    """The change of a text's outputs when three padded tokens follow it."""
     drawn = _drawn(subject, side)
     other = next(token for token in range(subject.reading.vocabulary - 1, -1, -1) if token != pad)
     padded = drawn.masked_fill(drawn == pad, other)

@@ -42,7 +42,7 @@ def pairs(subject: Subject) -> Iterator[Finding]:
 
 
 def _is_read(subject: Subject, tokens: NamedInputs, source: NamedInputs) -> Iterator[Finding]:
-    """Each output must depend on each source token."""
+    """Findings for source tokens that do not change an output: each output must depend on each source token."""
     before = _decoded(subject, tokens, source["tokens"])
     own = largest(_decoded(subject, tokens.changed(slice(0, tokens.length)), source["tokens"]), before).size or 1.0
     for at in range(source.length):

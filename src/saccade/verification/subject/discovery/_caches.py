@@ -1,4 +1,4 @@
-"""How a target keeps keys and values between calls: in its result, in an object that it is given, or inside.
+"""Finds where a target keeps keys and values between calls: in its result, in an object that it is given, or inside.
 
 Names say that there is a cache; a call says where it comes back.
 """

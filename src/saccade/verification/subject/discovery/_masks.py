@@ -152,7 +152,7 @@ def _usual_meaning(argument: TargetArgument) -> Meaning:
 
 @dataclass(frozen=True)
 class _OutputMovement:
-    """How much the outputs move when the hidden key changes, and when others do."""
+    """The movement of outputs when the hidden key changes, and when the other keys change."""
 
     hidden: float
     others: float
@@ -216,7 +216,7 @@ class _MaskTrial:
                 yield MaskReading(self.argument, axes, "ignore", dtype)
 
     def _moved(self, mask: MaskReading) -> _OutputMovement | None:
-        """None if the mask raises an error."""
+        """The movement of outputs under a mask; None if the mask raises an error."""
         before = self._out(mask, self.inputs)
         if before is None or (mask.meaning == "additive" and not self._adds(mask)):
             return None
