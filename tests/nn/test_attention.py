@@ -409,7 +409,10 @@ def test_values_of_another_kind(call, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: AttentionConfig(15, 3, positions=RotaryConfig()), "positions: rotary .* pairs, but heads are 5 wide"),
+        (
+            lambda: AttentionConfig(15, 3, positions=RotaryConfig()),
+            "positions: rotary .* the head width must be even, got 5",
+        ),
         (lambda: AttentionConfig(16, 4, scale=float("nan")), "scale: must be finite, got nan"),
         (lambda: AttentionConfig(16, 4, eps=-1.0), "eps: must be positive, got -1.0"),
     ],
