@@ -21,8 +21,8 @@ from ..subject._reading import Promise
 from ..subject._shortened import shortened
 from ..subject._token_models import TokenModel, longest_input, named
 from ..subject._transformers import is_transformers
-from ._documents import IDS, Documents, drawn, ids_of
-from ._stack import Decoder, Generate, Promises, Stack
+from ._documents import IDS, Documents, drawn, exchanged, ids_of
+from ._stack import Decode, Decoder, Generate, Promises, Stack
 
 _UNKNOWN = 31  # ids that are tried where nothing says how many there are
 _MOST = 499  # ids that documents are drawn from
@@ -91,10 +91,15 @@ def _of_trainer(given: Given) -> Given:
     collator = trainer.data_collator
     tokenizer = given.tokenizer or getattr(trainer, "processing_class", None) or getattr(trainer, "tokenizer", None)
 
-    def collated(documents: Documents) -> Any:
-        return collator([{"input_ids": list(document), "labels": list(document)} for document in documents])
+    def collated(documents: Documents, *, labels: bool = True) -> Any:
+        names = ("input_ids", "labels") if labels else ("input_ids",)
+        return collator([{name: list(document) for name in names} for document in documents])
 
-    rows = len(ids_of(collated([[5, 6, 7], [7, 6, 5]])))
+    try:
+        rows = len(ids_of(collated([[5, 6, 7], [7, 6]])))
+    except Exception:  # whatever a collator that makes or pads no labels raises
+        collated = functools.partial(collated, labels=False)
+        rows = len(ids_of(collated([[5, 6, 7], [7, 6]])))
     batch, pack = (given.batch or collated, given.pack) if rows > 1 else (given.batch, given.pack or collated)
     step = given.step or registered("verified_models").trainer_step(trainer)
     return replace(given, model=model, trainer=trainer, tokenizer=tokenizer, batch=batch, pack=pack, step=step)
@@ -124,8 +129,8 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
         known.model,
         given.model if isinstance(given.model, nn.Module) else next(iter(modules), None),
         tokens,
-        given.batch or known.batch,
-        given.pack,
+        known.batch if given.batch is None else functools.partial(guarded, given.batch),
+        None if given.pack is None else functools.partial(guarded, given.pack),
         known.decoders,
         known.generate,
         given.step,
@@ -137,11 +142,24 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
         modules,
         (*given.words, *known.assumed),
     )
+    if given.batch is None and not known.masked and known.causal is None:
+        stack = replace(stack, takes_padding=_ignores_later(stack))
     stack = replace(stack, vocabulary=_without_special(stack))
     if given.second is not None:
         second = Given(given.second, given.batch, given.pack, None, None, None, given.causal, given.window)
         stack = replace(stack, second=opened(second), modules=(*modules, *modules_of((given.second,))))
     return stack
+
+
+def _ignores_later(stack: Stack) -> bool:
+    """Whether outputs stay as they are when the last token changes: only then can padding follow without a mask."""
+    document = drawn(stack.vocabulary, [stack.length(7)])[0]
+    other = exchanged(document, stack.vocabulary, len(document) - 1)
+    try:
+        before, after = (stack.run(stack.batch([row]))[0, :-1] for row in (document, other))
+    except TargetError:  # the probes meet it again
+        return True
+    return torch.allclose(before, after, rtol=1e-4, atol=1e-4)
 
 
 @dataclass(frozen=True)
@@ -164,7 +182,7 @@ class Known:
 
 
 def _known(given: Given) -> Known:
-    decoders = (Decoder("decode", given.decode),) if given.decode is not None else ()
+    decoders = (Decoder("decode", _decode(given.decode)),) if given.decode is not None else ()
     subject = None
     if isinstance(given.model, nn.Module):
         try:
@@ -178,7 +196,7 @@ def _known(given: Given) -> Known:
         return Known(
             name_of(given.model),
             given.model,
-            functools.partial(padded, name=name, masked=masked),
+            _padding(given, given.model, name, masked),
             masked,
             given.causal,
             given.window,
@@ -200,7 +218,7 @@ def _known(given: Given) -> Known:
     if window is None:
         widths = {width + 1 for width in reading.windows if width is not None}
         window = min(widths, default=None)
-    pad, constants, generate = 0, dict(reading.constants), None
+    pad, constants, generate = None, dict(reading.constants), None
     if is_transformers(given.model):
         found = registered("verified_models").stack_parts(given.model, subject.promise.causal, reading.vocabulary)
         special += found.special
@@ -211,7 +229,7 @@ def _known(given: Given) -> Known:
     return Known(
         name_of(given.model),
         model,
-        functools.partial(padded, name=name, masked=masked, pad=pad),
+        _padding(given, subject.target, name, masked, pad),
         masked,
         subject.promise.causal if given.causal is None else given.causal,
         window,
@@ -247,14 +265,44 @@ def _arguments(model: Callable[..., Any]) -> tuple[str, bool]:
     return named(taken, IDS) or (by_name or [""])[0], "attention_mask" in taken
 
 
-def padded(documents: Documents, *, name: str, masked: bool, pad: int = 0) -> Any:
-    """Inputs that are padded on the right, with a mask if the model takes one."""
+def _decode(decode: Callable[[Any, Any], tuple[Tensor, Any]]) -> Decode:
+    """The user's function; where it takes no list of tokens, it is given them as a tensor."""
+
+    def step(tokens: list[int], state: Any) -> tuple[Tensor, Any]:
+        try:
+            return decode(tokens, state)
+        except (AttributeError, TypeError):
+            return decode(torch.tensor(tokens), state)
+
+    return step
+
+
+def _padding(
+    given: Given, model: Callable[..., Any], name: str, masked: bool, pad: int | None = None
+) -> Callable[[Documents], Any]:
+    """The batch as the tokenizer pads it, on the right where there is none. On the left positions are given, too, as
+    `generate` of transformers does."""
+    left = getattr(given.tokenizer, "padding_side", "right") == "left" and masked
+    own = getattr(given.tokenizer, "pad_token_id", None)
+    function = model.forward if isinstance(model, nn.Module) else model
+    positioned = left and "position_ids" in inspect.signature(function).parameters
+    return functools.partial(
+        padded, name=name, masked=masked, pad=(own if pad is None else pad) or 0, left=left, positioned=positioned
+    )
+
+
+def padded(
+    documents: Documents, *, name: str, masked: bool, pad: int = 0, left: bool = False, positioned: bool = False
+) -> Any:
+    """Padded inputs, with a mask if the model takes one; `positioned`: with position_ids that count real tokens."""
     width = max(map(len, documents))
-    ids = torch.tensor([[*document, *[pad] * (width - len(document))] for document in documents])
-    mask = torch.tensor([[1] * len(document) + [0] * (width - len(document)) for document in documents])
+    rows = [(document, width - len(document)) for document in documents]
+    ids = torch.tensor([[pad] * gap * left + document + [pad] * gap * (not left) for document, gap in rows])
+    mask = torch.tensor([[0] * gap * left + [1] * len(document) + [0] * gap * (not left) for document, gap in rows])
     if not name:
         return ids
-    return {name: ids, "attention_mask": mask} if masked else {name: ids}
+    inputs = {name: ids, "attention_mask": mask} if masked else {name: ids}
+    return {**inputs, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if positioned else inputs
 
 
 # Modules, vocabulary
