@@ -69,7 +69,7 @@ def measured(stack: Stack, *, cast: bool) -> Measure:
     again, *changed = (max(_gap(out, other) / size for out, other in zip(outs, first, strict=True)) for outs in others)
     # A row that depends on its neighbours is no rounding: what other orders and sizes change counts up to a limit.
     rounding = max(again, min(max(changed), _LEAST[dtype]))
-    return Measure(max(_LEAST[dtype], min(_TIMES * rounding, 0.1)), dtype, rounding)
+    return Measure(max(_LEAST[dtype], _TIMES * rounding), dtype, rounding)
 
 
 def _outputs(stack: Stack, documents: Documents) -> list[Tensor]:
@@ -97,7 +97,7 @@ def exact(stack: Stack, *, cast: bool = True) -> Iterator[bool]:
         if cast and sum(map(size_of, stack.modules)) <= LARGEST:
             usual = _finite(stack)
             kept = _changed(stack.modules, Tensor.double)
-            if kept and (usual is None or _finite(stack) != usual):
+            if kept and _finite(stack) != usual:
                 _give_back(kept)
                 kept = []
         yield bool(kept)
@@ -146,18 +146,20 @@ def _give_back(kept: list[tuple[Tensor, Tensor]]) -> None:
         tensor.data = data
 
 
-def _finite(stack: Stack) -> list[list[bool]] | None:
-    """Which outputs of a padded batch and of a pack are finite; None where the stack raises.
+def _finite(stack: Stack) -> list[list[bool] | None]:
+    """Which outputs of a padded batch, and of a pack, are finite; None for what raises.
 
     Some models mask with the least number of float64, which is -inf in the float32 of their softmax.
     """
     documents = drawn(stack.vocabulary, [stack.length(length) for length in (5, 11, 2, 7)])
     documents = documents if stack.takes_padding else [documents[3]] * 2
-    try:
-        outs = [stack.run(make(documents)) for make in (stack.batch, stack.pack) if make is not None]
-    except (Inapplicable, TargetError):
-        return None
-    return [out.isfinite().all(-1).flatten().tolist() for out in outs]
+    finite: list[list[bool] | None] = []
+    for make in (stack.batch, stack.pack):
+        try:
+            finite.append(None if make is None else stack.run(make(documents)).isfinite().all(-1).flatten().tolist())
+        except (Inapplicable, TargetError):
+            finite.append(None)
+    return finite
 
 
 @contextmanager
@@ -172,7 +174,7 @@ def training(stack: Stack) -> Iterator[None]:
     for part, name, _ in rates:
         setattr(part, name, 0.0)
     try:
-        with _NoDropout():
+        with NoDropout():
             yield
     finally:
         for part, name, value in rates:
@@ -198,7 +200,7 @@ _DROPOUT = {
 }
 
 
-class _NoDropout(TorchFunctionMode):
+class NoDropout(TorchFunctionMode):
     """Calls of dropout give their input, and attention drops no weight."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

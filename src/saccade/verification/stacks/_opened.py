@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from ...interception._hooks import hooked
 from ...support._registered import registered
-from ..findings._finding import TargetError, Undecided, Unmeasured
+from ..findings._finding import Inapplicable, TargetError, Undecided, Unmeasured
 from ..subject._calling import guarded
 from ..subject._kinds import name_of
 from ..subject._models import token_subject
@@ -383,6 +384,7 @@ def _without_special(stack: Stack) -> Tensor:
     for ids in (stack.vocabulary[:half], stack.vocabulary[half:]):
         documents = drawn(ids, lengths)
         for make in (stack.batch, stack.pack):
-            if make is not None:
-                added |= set(ids_of(make(documents)).flatten().tolist()) - set(documents[0] + documents[1])
+            with suppress(Inapplicable, TargetError):  # which the probes meet again
+                made = set() if make is None else set(ids_of(make(documents)).flatten().tolist())
+                added |= made - set(documents[0] + documents[1])
     return torch.tensor([token for token in stack.vocabulary.tolist() if token not in added])

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from ..findings._finding import Finding, Inapplicable, Outcome, TargetError, UnreadableResult
 from ..report._report import Report
 from ..subject._kinds import name_of
-from ._bounds import exact, measured
+from ._bounds import NoDropout, exact, measured
 from ._documents import Documents
 from ._opened import Given, opened
+from ._probe import Probe
 from ._runner import raised, run
 from ._stack import Stack
 from .probes import PROBES
@@ -118,20 +118,32 @@ def verify_stack(
 
 
 def _probed(stack: Stack) -> tuple[list[Outcome], list[Finding]]:
+    results: dict[str, tuple[Outcome, list[Finding]]] = {}
     try:
-        with exact(stack) as cast:
-            measure = measured(stack, cast=cast)
-            results = {outcome.name: (outcome, found) for outcome, found in run(PROBES, stack, measure)}
+        _run(PROBES, stack, results, cast=True)
         again = [probe for probe in PROBES if any(map(_depends_on_dtype, results[probe.name][1]))]
-        if again and measure.dtype == torch.float64:
-            with exact(stack, cast=False):
-                own = run(again, stack, measured(stack, cast=False))
-                results |= {outcome.name: (outcome, found) for outcome, found in own}
+        _run(again, stack, results, cast=False)
     except UnreadableResult:
         raise
     except TargetError as error:
         return [], [raised("batch", error)]
     return [outcome for outcome, _ in results.values()], [one for _, found in results.values() for one in found]
+
+
+def _run(
+    probes: Sequence[Probe], stack: Stack, results: dict[str, tuple[Outcome, list[Finding]]], *, cast: bool
+) -> None:
+    """Run the probes, and put what they give into `results`. What draws in eval mode must not move the others."""
+    if not probes:
+        return
+    with exact(stack, cast=cast) as is_cast, ExitStack() as quiet:
+        measure = measured(stack, cast=is_cast)
+        for probe in probes:
+            [(outcome, found)] = run([probe], stack, measure)
+            results[outcome.name] = outcome, found
+            if found and outcome.name == "determinism":
+                quiet.enter_context(NoDropout())
+                measure = measured(stack, cast=is_cast)
 
 
 def _depends_on_dtype(finding: Finding) -> bool:
