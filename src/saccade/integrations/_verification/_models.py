@@ -63,8 +63,8 @@ def text_subject(model: Any, promise: Promise) -> Subject:
         return Subject(model, _reading(model, stack), with_direction(promise, isinstance(model, TextDecoder)))
     if "decoder_input_ids" not in inspect.signature(model.forward).parameters:
         raise Undecided(
-            f"{type(model).__name__} makes its decoder's tokens of its encoder's, so neither can be changed alone: "
-            'load the folder with head="none"'
+            f"{type(model).__name__} makes its decoder's tokens from its encoder's, so they cannot be tested "
+            'separately: load the folder with head="none"'
         )
     names, masks = ("input_ids", "decoder_input_ids"), ("attention_mask", "decoder_attention_mask")
     whole = EncoderDecoderModel(model, names, masks, model.tokens.num_embeddings)

@@ -59,7 +59,7 @@ def leaf(recording: Recording, name: str, dtype: torch.dtype) -> Symbol:
 
 
 def name_of(func: Any) -> str:
-    """PyTorch's name of what was called; of a property its own."""
+    """PyTorch's name of the called function; for a property, the name of the property."""
     name = str(getattr(func, "__name__", func)).partition(".")[0]
     return str(func.__self__.__name__) if name == "__get__" else name
 

@@ -1,4 +1,4 @@
-"""What PyTorch's functions are in the language: each an operation of it, or made of several.
+"""Translates PyTorch's functions to the language of programs, each to one operation or to several.
 
 Arguments that are tensors or numbers come as `Value`; all others (rounding modes, factors) as they are. A rule's result
 is converted to the kind that PyTorch's own result has. Floats are computed in one precision: conversions between float
@@ -88,7 +88,7 @@ def _whole_power(x: Value, y: Value) -> Value:
     if power is not None and 0 <= power <= _UNROLLED:
         return _product(x.to("int"), int(power))
     if base is None:
-        raise NotTraceable("a power of ints of which neither the base nor the exponent (0 to 64) is a constant")
+        raise NotTraceable("an integer power without a constant base or a constant exponent from 0 to 64")
     made, factor, places = x.const(1), int(base), y.to("int")
     for bit in range(6):
         on = places.two("floor_div", 1 << bit).two("mod", 2).equals(1)

@@ -1,4 +1,4 @@
-"""What a function reaches besides its arguments: the key of its trace, and the tensors it captured.
+"""The objects that a function uses besides its arguments: the key of its trace, and the tensors that it captured.
 
 A function's trace is used again only while everything that it reaches is the same: values of closure cells, globals,
 defaults and attributes that its code names, functions that it calls, elements of containers. Tensors count by dtype,
@@ -292,7 +292,8 @@ class _Walk:
                 self.visit(getattr(value, name, None) if isinstance(held, types.MemberDescriptorType) else held)
 
     def layer(self, value: nn.Module) -> None:
-        """A module of PyTorch: its own code names what it needs."""
+        """Walk through a module of PyTorch: its type, its parameters, buffers and submodules, and its public
+        attributes."""
         self.key.append(type(value))
         for name, held in value.__dict__.items():
             if name.endswith("_hooks"):

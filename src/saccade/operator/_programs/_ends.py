@@ -1,4 +1,4 @@
-"""The least and the greatest entry of a table in a range of indices: what `bounds` asks of the tables of a program."""
+"""The minimum and maximum of a table over a range of indices, which `bounds` needs for the tables of a program."""
 
 from __future__ import annotations
 

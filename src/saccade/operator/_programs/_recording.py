@@ -68,7 +68,7 @@ class Trace(NamedTuple):
     tables: tuple[int, ...]  # slots
 
     def read(self, captured: list[Tensor]) -> list[Tensor] | None:
-        """The tables as of now, or None if a step says something else than when it was traced."""
+        """The tables with their current values, or None if a step returns another answer than in the trace."""
         if not self.steps and not self.constants:
             return [captured[slot] for slot in self.tables]
         held: dict[int, Tensor] = dict(enumerate(captured))
@@ -200,7 +200,7 @@ class Recorder(TorchFunctionMode):
         return slot
 
     def _unguarded(self, tensor: Tensor) -> None:
-        """A tensor that the walk did not meet: it is held, and the function traced again at the next call."""
+        """Handle a tensor that the walk did not find: it is kept, and the function is traced again at the next call."""
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             raise NotTraceable("torch.func inside the function")
         self.guarded = False

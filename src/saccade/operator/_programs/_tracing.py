@@ -144,7 +144,8 @@ def _check_lists(walked: Reached, name: str) -> None:
 
 
 def _check_unknown(fn: Callable[..., Any], leaves: Sequence[str], walked: Reached, recorder: Recorder) -> None:
-    """Tensors of unknown origin must be the same for other symbols: foreign code may have made them of these."""
+    """Check that tensors of unknown origin are the same for other symbols. Otherwise foreign code may have computed
+    them from the symbols."""
     if not recorder.unknown:
         return
     again = Recorder(walked.tensors, recorder.name, fill=recorder.fill + 1)

@@ -146,7 +146,7 @@ class ModifiedScores(PlacedBias):
         raise NotImplementedError
 
     def _tile(self, *_: Any) -> Tensor:
-        raise ValueError(f"bias: {self!r} changes scores and adds none; there is no tensor of added scores")
+        raise ValueError(f"bias: {self!r} modifies scores instead of adding to them, so it has no bias tensor")
 
     def _part(self, parameter: Tensor, rows: Tensor | None, keys: Tensor | None, heads: Tensor | None) -> Tensor:
         return parameter  # its leaves say which rows, keys and heads

@@ -40,8 +40,8 @@ class Decoder:
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """A model with what stands around it. `module` is None for a plain function; `modules` are all that it, or the
-    functions beside it, are found to compute with.
+    """A model and its surroundings: collator, packing, decoders, training step. `module` is None if the model is a
+    plain function; `modules` are all modules that the model, or these functions, compute with.
 
     `batch` and `pack` give the model's inputs for documents; `pack`, `step` and `second` are None where there are none.
     """
