@@ -197,7 +197,7 @@ def _known(given: Given) -> Known:
         return Known(
             name_of(given.model),
             given.model,
-            _padding(given, given.model, name, masked),
+            functools.partial(padded, name=name, masked=masked),
             masked,
             given.causal,
             given.window,
@@ -219,7 +219,7 @@ def _known(given: Given) -> Known:
     if window is None:
         widths = {width + 1 for width in reading.windows if width is not None}
         window = min(widths, default=None)
-    pad, constants, generate = None, dict(reading.constants), None
+    pad, constants, generate = 0, dict(reading.constants), None
     if is_transformers(given.model):
         found = registered("verified_models").stack_parts(given.model, subject.promise.causal, reading.vocabulary)
         special += found.special
@@ -230,7 +230,7 @@ def _known(given: Given) -> Known:
     return Known(
         name_of(given.model),
         model,
-        _padding(given, subject.target, name, masked, pad),
+        functools.partial(padded, name=name, masked=masked, pad=pad),
         masked,
         subject.promise.causal if given.causal is None else given.causal,
         window,
@@ -278,32 +278,14 @@ def _decode(decode: Callable[[Any, Any], tuple[Tensor, Any]]) -> Decode:
     return step
 
 
-def _padding(
-    given: Given, model: Callable[..., Any], name: str, masked: bool, pad: int | None = None
-) -> Callable[[Documents], Any]:
-    """The batch as the tokenizer pads it, on the right where there is none. On the left positions are given, too, as
-    `generate` of transformers does."""
-    left = getattr(given.tokenizer, "padding_side", "right") == "left" and masked
-    own = getattr(given.tokenizer, "pad_token_id", None)
-    function = model.forward if isinstance(model, nn.Module) else model
-    positioned = left and "position_ids" in inspect.signature(function).parameters
-    return functools.partial(
-        padded, name=name, masked=masked, pad=(own if pad is None else pad) or 0, left=left, positioned=positioned
-    )
-
-
-def padded(
-    documents: Documents, *, name: str, masked: bool, pad: int = 0, left: bool = False, positioned: bool = False
-) -> Any:
-    """Padded inputs, with a mask if the model takes one; `positioned`: with position_ids that count real tokens."""
+def padded(documents: Documents, *, name: str, masked: bool, pad: int = 0) -> Any:
+    """Inputs that are padded on the right, with a mask if the model takes one."""
     width = max(map(len, documents))
-    rows = [(document, width - len(document)) for document in documents]
-    ids = torch.tensor([[pad] * gap * left + document + [pad] * gap * (not left) for document, gap in rows])
-    mask = torch.tensor([[0] * gap * left + [1] * len(document) + [0] * gap * (not left) for document, gap in rows])
+    ids = torch.tensor([[*document, *[pad] * (width - len(document))] for document in documents])
+    mask = torch.tensor([[1] * len(document) + [0] * (width - len(document)) for document in documents])
     if not name:
         return ids
-    inputs = {name: ids, "attention_mask": mask} if masked else {name: ids}
-    return {**inputs, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)} if positioned else inputs
+    return {name: ids, "attention_mask": mask} if masked else {name: ids}
 
 
 # Modules, vocabulary
