@@ -391,7 +391,7 @@ def test_wrong_arguments():
         saccade.accelerate(layer, weights="int8")
     with pytest.raises(ValueError, match=r"keep_weights: expected True with weights='bfloat16'"):
         saccade.accelerate(layer, weights="bfloat16", keep_weights=False)
-    with pytest.raises(ValueError, match=r"model: expected a module beside"):
+    with pytest.raises(ValueError, match=r"model: weights= and keep_weights= need a module"):
         saccade.accelerate(keep_weights=False)
     with saccade.accelerate(layer), pytest.raises(RuntimeError, match="model: it is accelerated already"):
         saccade.accelerate(layer).install()

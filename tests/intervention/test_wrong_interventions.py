@@ -158,7 +158,7 @@ class Function(nn.Module):
 
 
 CANNOT = {
-    "lse": (lambda x: saccade.attention_with_lse(x, x, x)[0], "the lse of a call is asked for"),
+    "lse": (lambda x: saccade.attention_with_lse(x, x, x)[0], "attention_with_lse is not supported"),
     "vmap": (lambda x: torch.func.vmap(lambda x: F.scaled_dot_product_attention(x, x, x))(x), "a torch.func transform"),
 }
 

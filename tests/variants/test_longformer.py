@@ -218,7 +218,7 @@ def test_a_prompt_must_hold_all_global_tokens():
         torch.testing.assert_close(torch.cat(parts, 1), whole, **EXACT)
         cache = GrowingLayer()
         module(x[:, :6], Causal(), cache=cache)
-        with pytest.raises(ValueError, match="the first call of a cache must hold all global tokens"):
+        with pytest.raises(ValueError, match="pass all global tokens in the first call of a cache"):
             module(x[:, 6:7], Causal(), cache=cache)
 
 

@@ -89,7 +89,7 @@ def test_a_model_that_chooses_a_class_by_the_name_says_so(name):
     original = transformers.PreTrainedModel.get_correct_attn_implementation
     register()
     register()
-    with pytest.raises(ValueError, match=f"{name} computes attention by classes of its own.*it has 'eager'"):
+    with pytest.raises(ValueError, match=f"{name} computes attention in its own classes.*it has 'eager'"):
         transformers.AutoModel.from_config(BY_CLASS[name](), attn_implementation="saccade")
     assert transformers.AutoModel.from_config(BY_CLASS[name](), attn_implementation="eager") is not None
     unregister()
