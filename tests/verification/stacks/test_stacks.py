@@ -112,3 +112,15 @@ def test_the_smallest_documents_are_minimal():
 def test_arguments_are_checked(name, value):
     with pytest.raises((TypeError, ValueError), match=f"{name}: expected"):
         saccade.verify_stack(Dense(), **{name: value})
+
+
+class ReadsImages(nn.Module):
+    main_input_name = "pixel_values"
+
+    def forward(self, pixel_values):
+        return pixel_values
+
+
+def test_a_model_of_images_is_refused_by_its_input():
+    with pytest.raises(TypeError, match="expected a model of token ids, got ReadsImages, which reads pixel_values"):
+        saccade.verify_stack(ReadsImages())

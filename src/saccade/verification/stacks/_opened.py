@@ -57,6 +57,12 @@ def opened(given: Given) -> Stack:
         value = getattr(given, name)
         if (value is not None or name == "model") and not callable(value):
             raise TypeError(f"{name}: expected a callable, got {type(value).__name__}")
+    reads = getattr(given.model, "main_input_name", "input_ids")  # of transformers' models
+    if reads != "input_ids" and given.batch is None and given.pack is None:
+        raise TypeError(
+            f"model: expected a model of token ids, got {name_of(given.model)}, which reads {reads}; "
+            "saccade.verify(module) verifies one of its attention modules"
+        )
     functions = (given.decode, given.step, given.batch, given.pack)
     if isinstance(given.model, nn.Module) and not any(modules_of((*functions, given.second))):
         short, words = shortened(given.model)
