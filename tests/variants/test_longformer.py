@@ -303,7 +303,7 @@ def test_calls_that_do_not_fit_are_refused():
         module(query, key, value, Window(3, 3), tokens=tokens)
     with pytest.raises(ValueError, match="mask: longformer takes none that is placed by .at or .slice"):
         module(query, key, value, Causal().at(2), tokens=tokens)
-    with pytest.raises(ValueError, match=r"tokens: expected .* projected from, \(2, 11, 13\), got None"):
+    with pytest.raises(ValueError, match=r"tokens: expected .* projected, \(2, 11, 13\), got None"):
         module(query, key, value)
     with pytest.raises(ValueError, match=r"tokens: expected .* got \(2, 7, 13\)"):
         module(query, key, value, tokens=tokens[:, :7])
