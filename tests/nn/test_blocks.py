@@ -306,7 +306,7 @@ ENCODER = Encoder(config(), LAYERS)
         (lambda: config(cross=AttentionConfig(16, 4)), "cross: its width 16 is not attention's 24"),
         (
             lambda: config(cross=dataclasses.replace(CROSS, positions=RotaryConfig())),
-            "cross: positions are of one sequence",
+            "cross: cross-attention has two sequences",
         ),
         (lambda: config(cross=CROSS, placement="parallel"), "cross: parallel blocks .* no cross-attention"),
         (lambda: EncoderBlock(config(cross=CROSS)), "cross: an EncoderBlock has no context; use DecoderBlock"),

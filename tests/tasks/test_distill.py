@@ -246,7 +246,7 @@ def test_the_split_is_the_teachers(learned, files, tmp_path):
     asked = distill_request(learned, {"layers": 1}, files / "reviews.csv", tmp_path / "out", {"seed": 7, "steps": 1})
     assert [one.text for one in asked.validation] == [one.text for one in expected]
     assert (asked.source.seed, asked.settings.seed) == (0, 7)
-    with pytest.raises(ValueError, match="out: .* is the run that it is made of; expected another folder"):
+    with pytest.raises(ValueError, match="out: .* is the folder of the run it starts from; give another folder"):
         distill_request(learned, {"layers": 1}, files / "reviews.csv", learned.folder, {"steps": 1}, overwrite=True)
 
 

@@ -216,7 +216,7 @@ def test_bad_input(wide, files, tmp_path, capsys):
     with pytest.raises(TypeError, match="width: no option of prune"):
         tasks.prune(wide, out, keep=0.5, width=3)
     for overwrite in (False, True):
-        with pytest.raises(ValueError, match="out: .* is the run that it is made of; expected another folder"):
+        with pytest.raises(ValueError, match="out: .* is the folder of the run it starts from; give another folder"):
             tasks.prune(wide, wide.folder, keep=0.5, overwrite=overwrite)
     assert not out.exists()
     assert cli.main(["prune", str(wide.folder), "--keep", ".5"]) == 2

@@ -101,7 +101,7 @@ def test_a_run_that_diverges_says_where_and_keeps_what_there_is(story, tmp_path,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--precision", "fp16"], "precision: fp16 needs a GPU"),
+        (["--precision", "fp16"], "precision: 'fp16' needs a GPU"),
         (["--accumulate", "9"], "batch: 4 windows cannot be split among 1 processes with 9 micro-batches each"),
         (["--accumulate", "0"], "accumulate: must be at least 1, got 0"),
         (["--checkpoint-every", "0"], "--checkpoint-every: must be at least 1, got 0"),

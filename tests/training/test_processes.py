@@ -115,7 +115,7 @@ def test_the_command_in_two_processes(story, tmp_path):
         (["--steps", "many"], "'--steps'"),
         (["--rate", "0"], "rate: must be finite and positive, got 0.0"),
         (["--batch", "1"], "batch: 1 windows cannot be split among 2 processes"),
-        (["--precision", "fp16"], "precision: fp16 needs a GPU"),
+        (["--precision", "fp16"], "precision: 'fp16' needs a GPU"),
         (["--resume"], "nothing to resume"),
     ],
 )
@@ -157,7 +157,7 @@ def test_too_few_rows():
 
 
 def test_half_precision_needs_a_gpu():
-    with pytest.raises(ValueError, match="precision: fp16 needs a GPU, .* use bf16 or no on a CPU"):
+    with pytest.raises(ValueError, match="precision: 'fp16' needs a GPU; on a CPU use 'bf16' or 'no'"):
         accelerator_for(Settings(steps=1, execution=Execution("fp16")))
 
 

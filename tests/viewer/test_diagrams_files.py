@@ -163,7 +163,7 @@ def test_a_text_that_is_too_long_says_what_fits():
 
 def test_a_mechanism_without_weights_has_no_picture_of_them():
     module = MultiHeadAttention(AttentionConfig(12, 3, mechanism=LinearConfig()))
-    with pytest.raises(ValueError, match="expected softmax attention; 'linear' has no weights"):
+    with pytest.raises(ValueError, match="expected softmax attention, got 'linear' without weights"):
         saccade.diagram(module)
 
 

@@ -22,7 +22,7 @@ class Costs:
 
 
 def share_of_tiles(call: CheckedCall, rows: int, keys: int) -> float:
-    """Share of the rectangle in tiles that are not empty; tiles grow so that there are at most 128 x 128."""
+    """Share of the Lq x Lk pairs that lie in tiles which are not empty, of at most 128 x 128 tiles."""
     length_q, length_k = call.length_q, call.length_k
     if call.mask is None or not (length_q and length_k):
         return 1.0

@@ -127,7 +127,7 @@ class Derived(Generic[T]):
         return None if known is None else known[0]
 
     def of(self, tensors: Sequence[Tensor], rows: int, make: Callable[[], T], read: int | None = None) -> T | None:
-        """The result of `make` for these tensors; None at the first use of tensors that replace others.
+        """The result of `make` for these tensors, kept until they change; None at the first use of new tensors.
 
         Args:
             rows: of the product, see `Snapshot.holds`.

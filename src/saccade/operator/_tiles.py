@@ -349,7 +349,7 @@ def poison(result: Tensor, hit: Tensor | None) -> Tensor:
 
 
 def seen_bad(sight: TileVisibility, heads: int, dtype: torch.dtype) -> Tensor | None:
-    """Which (row, column) of the weighted sum over values met a bad entry: (B, Hq, r|1, Dv)."""
+    """True for output entries whose sum includes a value that is not finite at a visible key: (B, Hq, r|1, Dv)."""
     bad = sight.bad_v
     if bad is None:
         return None

@@ -11,7 +11,7 @@ _parts: dict[str, Callable[[], object]] = {}
 
 
 def register(**parts: Callable[[], object]) -> None:
-    """Functions that import a part, by the name that `registered` takes."""
+    """Register functions that import a part, by the name that `registered` takes."""
     _parts.update(parts)
 
 

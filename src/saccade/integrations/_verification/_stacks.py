@@ -22,7 +22,7 @@ _AHEAD = 3  # tokens that are read and cropped again
 
 @dataclass(frozen=True)
 class StackParts:
-    """Parts of a stack that are found by themselves."""
+    """Parts of a stack that `verify_stack` finds where they are not given."""
 
     special: tuple[int, ...]
     pad: int

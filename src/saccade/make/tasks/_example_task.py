@@ -80,7 +80,7 @@ class ExampleTask(Task):
         """The mean loss of a batch; with label smoothing and class weights only if `learning`."""
 
     def weight(self, batch: Batch, *, learning: bool) -> float:
-        """The denominator of that mean: the number of examples, of tokens with a label, or the sum of their weights."""
+        """The denominator of the mean loss: the number of examples or labelled tokens, or the sum of their weights."""
         return len(next(iter(batch.values())))
 
     @abstractmethod

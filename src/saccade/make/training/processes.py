@@ -30,9 +30,7 @@ def accelerator_for(settings: Settings) -> Accelerator:
     execution = settings.execution.settled
     state = joined()
     if execution.precision == "fp16" and state.device.type == "cpu":
-        raise ValueError(
-            "precision: fp16 needs a GPU, whose loss scaling keeps small gradients; use bf16 or no on a CPU"
-        )
+        raise ValueError("precision: 'fp16' needs a GPU; on a CPU use 'bf16' or 'no'")
     if execution.compile and state.device.type == "cpu" and not _has_compiler():
         raise ValueError("compile: needs a C++ compiler on a CPU, and there is none (g++ or clang++)")
     parts = state.num_processes * execution.accumulate

@@ -95,7 +95,7 @@ class Program:
         return len(self.tensors) - 1
 
     def number(self, value: int | OwnedTensor) -> tuple[int, int]:
-        """One for all items, or one for each."""
+        """An encoded number, (kind, place): kind 0 is an int for all items, kind 1 a table with one for each."""
         return (0, value) if isinstance(value, int) else (1, self.table(value))
 
     def part(self, mask: Mask, scope: ProgramScope) -> None:

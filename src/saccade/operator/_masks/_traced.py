@@ -202,7 +202,11 @@ class HeldMask:
         self._contents = tuple(map(Contents, tables))
 
     def are(self, tables: Sequence[Tensor], thoroughly: bool) -> bool:
-        """Whether these are the tensors, unchanged."""
+        """Whether `tables` are the captured tensors with the same contents.
+
+        Args:
+            thoroughly: whether contents are compared where the count of writes says that nothing changed.
+        """
         same = all(a is b for a, b in zip(tables, self._tables, strict=True))
         if same and not thoroughly and tuple(map(_version, tables)) == self._versions:
             return True

@@ -207,7 +207,7 @@ def _form(term: Program) -> Form | None:
 
 
 def is_entry(term: Program) -> bool:
-    """Whether the term is the entry of a float table at distinct ones of b, h, q and k."""
+    """Whether the term is the entry of a float table whose indices are different leaves among b, h, q and k."""
     node = term.nodes[term.outputs[0]]
     names = [term.nodes[arg].op for arg in node.args]
     return node.op == "load" and node.kind == "float" and set(names) <= set("bhqk") and len(set(names)) == len(names)

@@ -85,7 +85,7 @@ class Trace(NamedTuple):
 
 
 class Refused(Exception):
-    """Carries an error about the function out of it."""
+    """Raised while a function is traced: it ends the trace and holds the error to raise."""
 
     def __init__(self, error: Exception):
         super().__init__(str(error))

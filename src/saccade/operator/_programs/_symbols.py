@@ -68,7 +68,7 @@ def _overwritten(recording: Recording, func: Any, args: Sequence[Any], kwargs: d
 
 
 def _worked_out(recording: Recording, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Array:
-    """A rule over arrays; its shape is that to which they broadcast."""
+    """The result of a rule for arrays, with the shape to which they broadcast."""
     rule, build = RULES[name], recording.build
     count = len(rule.names)
     rest = {key: value for key, value in kwargs.items() if key not in rule.names and key not in ("out", "inplace")}

@@ -97,7 +97,7 @@ class Score(PlacedBias):
 
 
 def function_of_heads(function: Callable[..., Any], numbers: Sequence[int]) -> Callable[..., Any]:
-    """The function that head h of these gets, `numbers[h]` of the function's own."""
+    """`function` for some heads: head h of the result is head `numbers[h]` of `function`."""
     heads = torch.tensor(list(numbers))
 
     def chosen(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Any:
@@ -181,7 +181,7 @@ class Entries:
 
 
 def with_heads(program: Program, table: int) -> Program:
-    """The program with head h read at entry h of a table."""
+    """The program in which the head index is replaced by the entry of a table at that index."""
     build = Builder()
     here: list[int] = []
     for node in program.nodes:

@@ -16,7 +16,7 @@ from torch import nn
 
 
 def by_fan_in(module: nn.Module) -> None:
-    """Rule 1, for every linear layer in `module`."""
+    """Initialise every linear layer in `module` by its fan-in, rule 1 above."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)

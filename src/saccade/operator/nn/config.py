@@ -324,7 +324,7 @@ class BlockConfig:
         self._check_out("cross", cross)
         check_cross(cross, "cross")
         if cross.positions is not None:
-            raise ValueError("cross: positions are of one sequence, and cross-attention has two")
+            raise ValueError("cross: cross-attention has two sequences and takes no positions; leave positions out")
         if self.placement == "parallel":
             raise ValueError("cross: parallel blocks have one norm and no cross-attention; use 'pre' or 'post'")
 
@@ -364,7 +364,7 @@ def check_causal(config: AttentionConfig) -> None:
 
 
 def default_hidden(width: int, *, gated: bool = True) -> int:
-    """4 E, or where two matrices lead in 8/3 E rounded up to a multiple of 32."""
+    """The hidden width: 4 E; of a gated layer, which has two input matrices, 8/3 E rounded up to a multiple of 32."""
     return -(-8 * width // (3 * 32)) * 32 if gated else 4 * width
 
 

@@ -176,7 +176,7 @@ class _Layout:
         return self._windows(self.in_order(tokens))
 
     def by_token(self, chunks: Tensor, like: Tensor) -> Tensor:
-        """(C, t, n) to (items, L, n) by token."""
+        """Values of chunks (C, t, n) in the order of tokens (items, L, n)."""
         return chunks.flatten(0, 1).index_select(0, self.inverse).view(*like.shape[:2], -1)
 
     def spread(self, total: Tensor, slab: slice, part: Tensor) -> None:

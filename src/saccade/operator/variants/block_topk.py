@@ -173,7 +173,7 @@ class _Blocks(NamedTuple):
 
     @property
     def most(self) -> int:
-        """n: blocks that there may be in an item."""
+        """n, the largest number of blocks in an item."""
         return -(-self.keys.shape[1] // self.size)
 
     @property

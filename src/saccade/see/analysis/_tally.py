@@ -68,7 +68,7 @@ class AnswerTally:
         self.offsets = (Counter(), Counter())
 
     def ask(self, fold: int, offsets: Iterable[int]) -> None:
-        """Add a case with the offsets of its right answers."""
+        """Add a case of this fold (0 or 1) with the offsets of its right answers."""
         self.count[fold] += 1
         self.offsets[fold].update(set(offsets))
 

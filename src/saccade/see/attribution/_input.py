@@ -91,7 +91,7 @@ def read_input(model: object, text: str | Tensor | Sequence[int]) -> Input:
     inner = _model_of(model)
     opened = _residual_model(inner)
     if any(block.attention.config.mechanism is not None for block in opened.blocks):
-        raise ValueError("model: expected softmax attention; its mechanism has no weights to split")
+        raise ValueError("model: expected softmax attention; its mechanism has no attention weights to split")
     causal = isinstance(inner, TextDecoder | LanguageModel)
     if isinstance(text, str):
         reader = as_text_model(model if isinstance(model, TextModel) else inner)

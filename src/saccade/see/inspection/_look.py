@@ -180,7 +180,7 @@ class Look:
         return sum(last - first + 1 for first, last in self.runs(columns)) == self.words
 
     def looking(self, columns: Sequence[int]) -> list[int]:
-        """The ``columns`` whose rows have information: not that of a token which sees only itself."""
+        """The ``columns`` without a first token that sees only itself."""
         return [i for i in columns if not (i == 0 and self.seen.causal and self.seen.words[0].special)]
 
 

@@ -44,7 +44,7 @@ def here(attention: AttentionMap) -> dict[str, np.ndarray]:
 
 
 def by_chance(attention: AttentionMap) -> dict[str, ChanceMean]:
-    """The averages of `here` for a head with equal weights, (layers, 1) each, by the same code."""
+    """The scores of `here` for a head with equal attention weights, (layers, 1) each."""
     return {name: mean_of(values, different(attention)) for name, values in by_row(attention, attention.alike).items()}
 
 

@@ -117,7 +117,7 @@ def _received(whole: TokenMap) -> list[MapFinding]:
 
 
 def _luckily_received(whole: TokenMap) -> np.ndarray:
-    """(W,): the bound by chance of all heads' weight on each word."""
+    """(W,): the largest mean weight that each word gets from all heads by chance."""
     one_row = mean_of(whole.by_chance[:, None])  # of one row of one head
     return largest_mean(averaged(one_row, whole.length, whole.count), len(whole.words), 0, SHARED)
 

@@ -175,7 +175,7 @@ def _hidden(part: CallPart, unused: Tensor | None) -> AttentionCall | None:
 
 
 def _computed(part: CallPart, unused: Tensor | None, compute: Compute) -> Tensor:
-    """(B, Hq, Lq, Dv), used where the part covers it."""
+    """The output of a part, (B, Hq, Lq, Dv); it is used only where the part covers it."""
     hidden = _hidden(part, unused)
     query, value = part.call.query, part.call.value
     if hidden is not None and not bool((part.covered if unused is None else part.covered & ~unused).any()):

@@ -165,7 +165,7 @@ def _numbers(name: str, given: Any) -> np.ndarray:
 
 
 def _hidden(mask: Any, panels: np.ndarray) -> np.ndarray | None:
-    """(P, R, K) bool."""
+    """True where the mask hides a pair, (P, R, K); None without a mask."""
     if mask is None:
         return None
     count, rows, keys = panels.shape

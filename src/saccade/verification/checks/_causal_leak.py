@@ -98,7 +98,7 @@ def _leaks_of(subject: Subject) -> tuple[bool, list[Finding]]:
 
 
 def _by_cuts(subject: Subject) -> Iterator[_LeakSize]:
-    """Longer inputs: all that comes after a position is changed at once."""
+    """For long inputs: change everything after a position at once."""
     for length in _lengths(subject, _LONG):
         cuts = sorted({0, length // 2 - 1, length // 2, 14, 15, 31, length - 2} & set(range(length - 1)))
         try:

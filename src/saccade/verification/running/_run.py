@@ -52,7 +52,7 @@ _OVERSIZED = 2**30  # bytes in one request, for inputs of some tokens
 
 
 def _by_our_limit(finding: Finding, subject: Subject) -> bool:
-    """Whether a call, or a copy of ours, exceeded the memory limit, and not by one oversized request."""
+    """Whether a call, or a copy made here, exceeded the memory limit, other than by a single oversized request."""
     words = str(finding.evidence.get("raised", finding.message)).lower()
     if finding.severity == "note" or not any(
         known in words for known in (*MEMORY_WORDS, "could not create a primitive")

@@ -209,7 +209,7 @@ class TraceMode(FunctionMode):
             self.know(tensor, own)
 
     def _placed(self, call: _Call) -> None:
-        """Rows put at an index, as experts give theirs back."""
+        """Rows written at an index, as a mixture of experts writes outputs back to their tokens."""
         tensor, axis, index, source = call.args[:4]
         own, given = self.of(tensor), self.of(source)
         depth = max(shadow.depth for shadow in (own, given) if shadow is not None)
@@ -469,7 +469,7 @@ def _is_score(shadow: TensorShadow | None) -> bool:
 
 
 def _projected(laid: ProductLayout, left: TensorShadow | None, right: TensorShadow | None) -> TensorShadow | None:
-    """Rows times a matrix of parameters: they stay the rows of their tokens."""
+    """The shadow of a product with a parameter matrix: row i belongs to the token of the input's row i."""
     shadow = left if left is not None else right
     if shadow is None or shadow.tokens is None:
         return None

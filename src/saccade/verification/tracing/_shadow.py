@@ -36,7 +36,7 @@ NOT_SCALED = ScaleHistory()
 
 @dataclass(frozen=True, eq=False)
 class TensorShadow:
-    """`tokens` and `pairs` have the tensor's own shape.
+    """The token, or the pair of tokens, of each element of a traced tensor: `tokens` and `pairs` have its shape.
 
     Rows of queries, keys and values know their token: which position of which batch item of which input. Scores and
     weights know their pair: which element of which product.

@@ -276,7 +276,7 @@ def _order(positions: Tensor) -> Tensor:
 
 
 def _stacked(name: str, heads: Sequence[Sequence[_WeightUnit]]) -> Tensor | None:
-    """(B, H, ., .), None if it was not seen of all."""
+    """The tensor of this name of all heads, (B, H, ., .); None if a head lacks it."""
     if any(name not in head.tensors for own in heads for head in own):
         return None
     return torch.stack([torch.stack([head.tensors[name] for head in own]) for own in heads])

@@ -130,7 +130,7 @@ def _labels(flow: TargetFlow, changed: Sequence[TargetFlow], place: int, what: s
 def _projections(
     subject: Subject, flow: TargetFlow, changed: Sequence[TargetFlow], end: int, length: int
 ) -> list[PositionwiseMap]:
-    """The maps before `end` that nothing local follows."""
+    """The last position-wise maps before `end`: no other position-wise operation takes their result."""
     names = names_of(subject)
     kept = []
     for place, linear_map in enumerate(flow.maps[:end]):

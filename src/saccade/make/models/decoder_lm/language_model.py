@@ -104,5 +104,5 @@ class DecoderLM(nn.Module):
 
 
 def _reached(cache: KVCache | None, length: int) -> int:
-    """Number of positions up to the new tokens; without the cached ones when compiling."""
+    """Number of positions after this call: cached and new tokens; when compiling, the new tokens alone."""
     return length if cache is None or torch.compiler.is_compiling() else cache.reach(length)

@@ -125,7 +125,7 @@ class Esm(TextEncoder):
             raise ValueError(f"contacts: {self.folder} has no contact head (contact_head.regression)")
         if self.request.mechanism is not None:
             raise ValueError(
-                f"contacts: the mechanism {self.request.mechanism.name!r} has no weights to read maps from"
+                f"contacts: the mechanism {self.request.mechanism.name!r} has no attention weights to read maps from"
             )
         batch, length = check_ids("input_ids", input_ids, self.tokens.num_embeddings, self.longest)
         if length < 3:

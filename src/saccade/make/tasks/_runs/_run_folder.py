@@ -109,4 +109,4 @@ def weights_digest(source: Path | str) -> str:
 def check_elsewhere(out: Path, folder: Path) -> None:
     """ValueError if a run would be written into the folder of the run whose weights it needs."""
     if out.resolve() == folder.resolve():
-        raise ValueError(f"out: {out} is the run that it is made of; expected another folder")
+        raise ValueError(f"out: {out} is the folder of the run it starts from; give another folder")

@@ -64,7 +64,7 @@ def read_dates(texts: Sequence[str], places: Sequence[str]) -> DatetimeIndex:
 
 
 def _of_offsets(texts: Sequence[str], places: Sequence[str], error: ValueError) -> DatetimeIndex:
-    """Dates of different offsets, as of `read_dates`."""
+    """Dates with different UTC offsets, as `read_dates` returns them."""
     import pandas as pd
 
     try:

@@ -52,7 +52,7 @@ class MarkovChain:
 
 
 def _add(shares: np.ndarray, rows: tuple[np.ndarray, np.ndarray, np.ndarray], token: int) -> None:
-    """Add the mass that discounting took from a token's pairs to their other tokens."""
+    """Add a token's discounted counts to the shares of the tokens that follow it."""
     starts, others, kept = rows
     mine = slice(starts[token], starts[token + 1])
     shares[others[mine]] += kept[mine]

@@ -274,7 +274,7 @@ class _Scores:
         return gradient.data_ptr(), self.gradient_strides(gradient)
 
     def backward(self) -> _Scores:
-        """The form that the backward pass takes."""
+        """These scores in the form that the backward kernels read."""
         return self
 
     def pull(self, gradient: Tensor) -> Tensor:

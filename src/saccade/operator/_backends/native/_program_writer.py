@@ -85,7 +85,10 @@ class _Written:
 
 @dataclass
 class Writer:
-    """Instructions of a program, in order; values of pairs share registers, of which 0 is the score."""
+    """Translates a program to instructions of the kernels.
+
+    Values that differ by pair share registers; register 0 is the score.
+    """
 
     program: Program
     keeps_score: bool  # the score's register is used for nothing else
@@ -114,7 +117,7 @@ class Writer:
         return DISTANCE if query and key else ROW if query else KEY if key else UNIFORM
 
     def output(self, node: int) -> Operand:
-        """A placeholder operand of an output, (level, instruction); `numbers` puts the place."""
+        """A placeholder operand of an output, (level, instruction); `numbers` replaces it with the place."""
         level = self.levels[node]
         place = self._emit(node, level)
         if place == -1 and self.keeps_score:

@@ -59,7 +59,7 @@ def _standing(rows: Array, offsets: Array) -> Array:
 
 
 def _work_out(mask: TracedMask, positions: Array, keys: Array, which: Array, known: dict[bytes, int]) -> None:
-    """Write the numbers of the tiles of a patch to `which`, and add new tiles to `known`."""
+    """Compute a patch of tiles: write the number of each tile to `which`, and add new tiles to `known`."""
     full, empty = mask.decided(positions, keys)
     which[full] = FULL
     which[empty] = EMPTY

@@ -74,7 +74,7 @@ class RecurrentLayer(LayerCache):
         return out
 
     def _outside_inference(self) -> Any:
-        """The state; made in inference mode it could not be part of a graph."""
+        """The state, copied if it was made in inference mode, since autograd takes no such tensors."""
         state = self._state
         compiling = torch.compiler.is_compiling()
         if state is None or compiling or torch.is_inference_mode_enabled() or not any(p.is_inference() for p in state):

@@ -19,7 +19,7 @@ class Writer:
         self.name = query or ("the query" if own is None else names[own])
 
     def _changed(self, switch: str) -> str:
-        """A sentence on how the largest weight changes without ``switch``."""
+        """A sentence on how the largest weight changes without scale, mask or position, as ``switch`` names."""
         names = {
             "scale": "the scale",
             "mask": "it",

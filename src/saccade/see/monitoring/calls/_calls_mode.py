@@ -179,7 +179,7 @@ def _as_given(given: SdpaCall, factors: tuple[Tensor, Tensor, Tensor]) -> list[T
 
 
 def _as_shaped(given: Tensor, shape: torch.Size) -> GraphTensor:
-    """The model's tensor. If the call broadcast it, its gradient has the number of heads of the tensor."""
+    """The model's tensor. Its gradient has its own shape, also where the call reshaped it."""
     if given.shape == shape or given.numel() != shape.numel():
         return GraphTensor(given)
     return GraphTensor(given, lambda gradient: gradient.reshape(shape))

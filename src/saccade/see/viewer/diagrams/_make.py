@@ -224,7 +224,7 @@ def _random_numbers(module: nn.Module) -> LayerNumbers:
             outputs = own(x)
             calls.append(ObservedCall(query, key, value, out=attention(query, key, value), source=name))
         elif own.config.mechanism is not None:
-            raise ValueError(f"source: expected softmax attention; {own.config.mechanism.name!r} has no weights")
+            raise ValueError(f"source: expected softmax attention, got {own.config.mechanism.name!r} without weights")
         else:
             outputs = own.eval()(x, observe=calls.append)
     return module_numbers(module, name, calls[0], x, outputs)

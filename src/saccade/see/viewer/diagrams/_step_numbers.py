@@ -82,7 +82,7 @@ def step_numbers(model: TextModel, text: str, layer: int, target: str | None = N
         return _of_pair(model, model.module, text, layer, target)
     module = model.module
     if target is not None:
-        raise ValueError(f"target: {model.name} reads none; an encoder-decoder does")
+        raise ValueError(f"target: {model.name} has no target; only an encoder-decoder has one")
     if not isinstance(module, DecoderLM | TextDecoder):
         raise ValueError(f"model: {model.name} does not decode text token by token; a decoder such as GPT-2 does")
     if isinstance(module, TextDecoder) and module.request.head != "causal-lm":

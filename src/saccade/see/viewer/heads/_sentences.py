@@ -31,7 +31,7 @@ def _rise_intervals(importance: HeadImportance) -> dict[Head, tuple[float, float
 
 
 def legend(values: Iterable[float], digits: int) -> str:
-    """The meaning of the dot, if one of these numbers is shown as one; else ""."""
+    """The sentence that explains the dot, which stands for a number that rounds to 0; "" if none does."""
     least = without_zero(f"{0.5 * 10**-digits:.{digits + 1}f}")
     return f"{DOT} is 0, to within {least}" if any(signed_cell(value, digits) == DOT for value in values) else ""
 

@@ -238,7 +238,7 @@ def _within(tokens: Sequence[int], length: int, name: str) -> None:
         if not 0 <= token < length:
             raise IndexError(f"{name}: expected 0 to {length - 1}, got {token}")
     if not tokens:
-        raise ValueError(f"{name}: expected at least one")
+        raise ValueError(f"{name}: expected at least one token")
 
 
 def _links(weights: np.ndarray, start: int, stop: int, top: int, entropy: float | None) -> Links:

@@ -47,7 +47,7 @@ def check_again(run: Run, op: str) -> None:
 
 
 def steps_of_row(run: Run, call: MapCall, head: int, row: int) -> dict[str, Any]:
-    """The header of a reply. The layers of a text are its calls, in order."""
+    """The header of a reply with the steps of one row."""
     side = run.sides[call.rows]
     with READING:
         steps = _read_again(run, call, head, row)

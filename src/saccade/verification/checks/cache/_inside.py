@@ -23,7 +23,7 @@ _Held = dict[tuple[str, str], Any]  # by module and attribute
 
 
 def written_line(subject: Subject, piece: NamedInputs) -> Location | None:
-    """The last line that gives an attribute its value which one call changes; None if no call changes any."""
+    """The last line that assigns an attribute which a call changes; None if calls change no attribute."""
     copy = subject.fresh()
     try:
         decoder = CachedDecoder(copy)

@@ -81,7 +81,7 @@ def _items(subject: Subject) -> Iterator[Finding]:
 
 
 def _moved_item(subject: Subject, inputs: NamedInputs, training: bool) -> tuple[int, int, float] | None:
-    """(item that changed, item that moved, by how much), bit for bit."""
+    """(item whose input is changed, another item whose output changes, by how much); None if no other item changes."""
     before = _outputs(subject, inputs, training)
     for item in range(inputs.batch):
         after = _outputs(subject, inputs.changed(slice(None), item=item), training)

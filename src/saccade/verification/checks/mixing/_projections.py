@@ -76,7 +76,7 @@ def _parent(module: nn.Module, name: str) -> str:
 
 
 def _used_twice(wiring: AttentionWiring) -> list[tuple[PositionwiseMap, list[str]]]:
-    """Projections whose weights serve more than one of them, with every name that these weights have."""
+    """Projections that share a weight with another projection, each with all names of that weight."""
     by_weight: dict[tuple[int, tuple[int, ...]], list[PositionwiseMap]] = {}
     for projection in wiring.projections:
         if projection.weight is not None:

@@ -113,7 +113,7 @@ def arguments_of(target: Any) -> tuple[TargetArgument, ...]:
 def _open_arguments(
     parameters: list[inspect.Parameter], named: list[TargetArgument], function: Any
 ) -> Iterator[TargetArgument]:
-    """A mask among `*args`, and those that the source takes out of `**kwargs` by name."""
+    """Arguments without a name in the signature: a mask in `*args`, and keys that the source reads from `**kwargs`."""
     takes_masks = any(argument.role == "mask" for argument in named)
     for parameter in parameters:
         if parameter.kind is parameter.VAR_POSITIONAL and not takes_masks:
@@ -136,7 +136,7 @@ def _keywords_read(function: Any, keywords: str) -> list[str]:
 
 
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """`function.apply`, which takes no names, with the signature and source of its forward."""
+    """A function with the signature of `function.forward` that calls `function.apply`, which takes no keywords."""
 
     @functools.wraps(function.forward)
     def apply(*places: Any, **keywords: Any) -> Any:

@@ -76,7 +76,7 @@ def lengths(module: Any) -> list[int]:
 
 
 def batches(module: Any) -> list[int]:
-    """Sizes of a batch that the target names."""
+    """Batch sizes among the attributes of the target."""
     named = _numbers(module, ("batch_size", "batch", "bs", "B", "b", "n_batch", "batchsize"))
     return list(dict.fromkeys(length for length in named if length <= 512))
 
