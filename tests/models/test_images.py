@@ -80,7 +80,7 @@ def test_what_is_wrong_with_an_image_is_told(tmp_path):
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.png").write_text("no image")
     wrong = [
-        (tmp_path / "cut.png", ValueError, "cut.png: damaged, or no image"),
+        (tmp_path / "cut.png", ValueError, "cut.png: damaged, or not an image"),
         (tmp_path / "text.png", ValueError, "text.png: no image of a known format"),
         (tmp_path / "none.png", FileNotFoundError, "none.png: no such image file"),
         ([], ValueError, "images: empty"),

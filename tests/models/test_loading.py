@@ -563,7 +563,7 @@ def test_dropout_of_weights_is_left_out_where_a_mechanism_has_none(tmp_path, kin
 
 def test_a_model_of_saccades_own_has_one_head():
     for options in ({"head": "masked-lm"}, {"labels": 3}):
-        with pytest.raises(ValueError, match="head: a model of Saccade's own has 'causal-lm' alone"):
+        with pytest.raises(ValueError, match="head: a model of Saccade's own has only 'causal-lm'"):
             models.load(**options)
     with pytest.raises(ValueError, match="dtype: expected one of torch.float32, .* got torch.int64"):
         models.load(dtype=torch.int64)

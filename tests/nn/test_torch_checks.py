@@ -183,18 +183,18 @@ LOST = [
         lambda: put(encoder(), "layers.1.forward", lambda x, **given: x),
         "layers.1 has its own forward, expected the forward of its class",
     ),
-    (lambda: tied(encoder(), "layers.1", "layers.0"), "layers.1 and layers.0 are one module"),
+    (lambda: tied(encoder(), "layers.1", "layers.0"), "layers.1 and layers.0 are one object"),
     (
         lambda: tied(decoder(), "layers.0.multihead_attn", "layers.0.self_attn"),
-        "layers.0.multihead_attn is layers.0.self_attn once more",
+        "layers.0.multihead_attn and layers.0.self_attn are one object",
     ),
     (
         lambda: tied(transformer(), "decoder.norm", "encoder.norm"),
-        "decoder.norm is encoder.norm once more",
+        "decoder.norm and encoder.norm are one object",
     ),
     (
         lambda: tied_weight(encoder(), "layers.1.linear1.weight", "layers.0.linear1.weight"),
-        "layers.1.linear1.weight is layers.0.linear1.weight once more",
+        "layers.1.linear1.weight and layers.0.linear1.weight are one object",
     ),
     (
         lambda: double(encoder(), "layers.1.norm1"),
@@ -451,7 +451,7 @@ CHANGED = [
     (lambda: put(Transformer(BLOCK, 2), "decoder", Encoder(BLOCK, 2)), TypeError, "decoder is Encoder, expected Dec"),
     (lambda: put(Transformer(BLOCK, 2), "embed", nn.Linear(2, 3)), ValueError, "embed has no counterpart"),
     (lambda: nn.Linear(2, 3), TypeError, "expected one of MultiHeadAttention, .* got Linear"),
-    (lambda: tied(Encoder(BLOCK, 2), "blocks.1", "blocks.0"), ValueError, "blocks.1 is blocks.0 once more"),
+    (lambda: tied(Encoder(BLOCK, 2), "blocks.1", "blocks.0"), ValueError, "blocks.1 and blocks.0 are one object"),
     (
         lambda: hooked(Encoder(BLOCK, 2), "blocks.1.attention", "register_forward_hook"),
         ValueError,

@@ -88,6 +88,6 @@ def test_a_language_model_of_saccades_own_is_no_classifier(files, tmp_path):
     tokenizer = train_characters(["a film"])
     config = ModelConfig(tokenizer.vocabulary, width=12, layers=1, heads=2, hidden=16, context=11)
     save(LanguageModel(DecoderLM(config), tokenizer), tmp_path / "own")
-    with pytest.raises(ValueError, match="head: a model of Saccade's own has 'causal-lm' alone"):
+    with pytest.raises(ValueError, match="head: a model of Saccade's own has only 'causal-lm'"):
         tasks.train("classify", files / "reviews.csv", tmp_path / "out", initial=tmp_path / "own")
     assert not (tmp_path / "out").exists()

@@ -378,7 +378,7 @@ def test_a_warning_is_a_line(learned_images, images, tmp_path, capsys):
         (
             "file,label\ngood.png,x\ncut.png,y\n",
             ValueError,
-            r"a.csv: line 3: .*cut.png: damaged, or no image .*; remove",
+            r"a.csv: line 3: .*cut.png: damaged, or not an image .*; remove",
         ),
         (
             "file,label\ngood.png,x\ngood.png,x\n",

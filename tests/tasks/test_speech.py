@@ -582,9 +582,19 @@ def odd_sounds(tmp_path_factory):
             r"a.csv: line 2: .*text.wav: no sound of a known format; .*; remove",
         ),
         ("file,label\ncut.wav,y\n", {}, ValueError, r"a.csv: line 2: .*cut.wav: damaged, the file is shorter than .*"),
-        ("file,label\nempty.wav,y\n", {}, ValueError, r"a.csv: line 2: .*empty.wav: holds no samples .*; remove what"),
+        (
+            "file,label\nempty.wav,y\n",
+            {},
+            ValueError,
+            r"a.csv: line 2: .*empty.wav: holds no samples .*; remove the broken",
+        ),
         ("file,label\nsilent.wav,y\n", {}, ValueError, r"a.csv: line 2: .*silent.wav: is silent, all its samples are"),
-        ("file,label\nnan.wav,y\n", {}, ValueError, r"a.csv: line 2: .*nan.wav: holds NaN or infinity .*; remove what"),
+        (
+            "file,label\nnan.wav,y\n",
+            {},
+            ValueError,
+            r"a.csv: line 2: .*nan.wav: holds NaN or infinity .*; remove the broken",
+        ),
         ("file,label\nlong.wav,y\n", {}, ValueError, r"line 2: .*long.wav: lasts 31.0 s, more than longest=30 "),
         (
             "file,label\ngood.wav,x\ngood.wav,x\n",

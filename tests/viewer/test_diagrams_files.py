@@ -179,7 +179,7 @@ def test_a_mechanism_without_weights_has_no_picture_of_them():
         (["attention", "--head", "a.b"], "head: expected (layer, head) or 'layer.head'"),
         (["block", "--model", "nobody"], "nobody: no such model folder"),
         (["attention", "--target", "a"], "target: not for attention; decoder-step of an encoder-decoder reads one"),
-        (["decoder-step", "--target", "a b"], "target: embedded reads none; an encoder-decoder does"),
+        (["decoder-step", "--target", "a b"], "target: embedded has no target; only an encoder-decoder has one"),
         (["attention", "--head", "1.9"], "head: 1.9 does not exist; this model has the layers 0 to 3"),
         (["attention", "--text", " "], "text: expected at least one word"),
         (["variants", "--plain"], "--plain: not available for variants; only attention and multi-head"),

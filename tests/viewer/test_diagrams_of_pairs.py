@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_said(pair, given, said):
         saccade.diagram(**{"kind": "decoder-step", "model": ours, "text": SOURCE, **given})
     with pytest.raises(ValueError, match="head: decoder.0.1 is of an encoder-decoder; "):
         saccade.diagram("decoder-step", head="decoder.0.1")
-    with pytest.raises(ValueError, match="target: .* reads none; an encoder-decoder does"):
+    with pytest.raises(ValueError, match="target: .* has no target; only an encoder-decoder has one"):
         saccade.diagram("decoder-step", target="a b")
 
 

@@ -138,7 +138,7 @@ def _check_unhooked(path: str, part: object) -> None:
 def _check_unshared(names: dict[int, str], path: str, part: object) -> None:
     first = names.setdefault(id(part), path)
     if first != path:
-        raise ValueError(f"module: {path} and {first} are one module, and copies would not be tied; give two modules")
+        raise ValueError(f"module: {path} and {first} are one object, and copies would not be tied; give two")
 
 
 def _check_equal(what: str, values: Iterable[tuple[str, object]]) -> None:
