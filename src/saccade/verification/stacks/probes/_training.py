@@ -19,7 +19,7 @@ from ....support._seeding import seeded
 from ...findings._finding import Finding, Inapplicable
 from ...subject._calling import guarded
 from .._bounds import Difference, Measure, training
-from .._documents import Documents, drawn
+from .._documents import Documents, drawn, located
 from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack
@@ -142,6 +142,9 @@ def _heads(stack: Stack, measure: Measure, documents: Documents) -> Iterator[Fin
     """Rows of the projections of an attention module that get no gradient."""
     assert stack.module is not None
     inputs = stack.batch(documents)
+    out = stack.run(inputs)
+    if not all(out[place.row, place.columns].isfinite().all() for place in located(inputs, documents)):
+        return  # gradients of NaN say nothing; the probe of batches names the output
     calls = registered("verified_models").inside(stack.module, lambda: stack.run(inputs)).calls
     layers = {call.name.partition("#")[0]: call for call in calls}
     cut = _first_cut(stack, measure, layers, inputs)
