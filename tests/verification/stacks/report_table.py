@@ -15,8 +15,8 @@ For people who want to know which faults of whole stacks `saccade.verify_stack` 
 variants of them.
 
 Each row is a small stack of our own with one fault, and the same stack without it ([the
-corpus](../tests/verification/stacks/reports/)). Tests prove each fault against a dense float64 model that is given
-the wrong pairs or positions. Others run `verify_stack`: the probe in the row names the fault, with an example of
+corpus](../tests/verification/stacks/reports/every.py)). Tests prove each fault against a dense float64 model that is
+given the wrong pairs or positions. Others run `verify_stack`: the probe in the row names the fault, with an example of
 at most that many tokens, and the mended stack gets no finding.
 
 The text of reports with a star could not be had. Their stacks have the fault of the kind that the report is known for.
