@@ -120,7 +120,7 @@ ROOMS = {  # each imports those before it; last come the files of the part that 
         *("answer", "classify", "_several_labels", "forecast", "graph", "image", "_language", "mlm", "speech", "tag"),
         *("translate", "_runs", "_searching", "_compression"),
     ],
-    "verification": ["findings", "subject", "tracing", "checks", "running", "report", "stacks"],
+    "verification": ["findings", "subject", "tracing", "stacks", "checks", "running", "report"],
 }
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.nn.attention.flex_attention")

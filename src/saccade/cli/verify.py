@@ -169,7 +169,7 @@ def _stack_verified(target: str, promised: PromiseOptions, calls: CallOptions, r
     """The report on the stack that the target makes; None if the target is not a function without arguments."""
     if not target.rpartition(":")[0].endswith(".py"):
         return None
-    from ..verification.stacks._factory import is_factory, verify_made
+    from ..verification._factory import is_factory, verify_made
 
     if not is_factory(target):
         return None

@@ -10,6 +10,7 @@ registers.
 from __future__ import annotations
 
 from ._verify import assert_correct, verify
+from ._verify_stack import StackReport, verify_stack
 from .findings._finding import (
     Finding,
     Inapplicable,
@@ -24,7 +25,6 @@ from .report._junit import as_junit
 from .report._report import Report
 from .report._text import report_lines as report_lines
 from .running._child import Limits
-from .stacks._verify import StackReport, verify_stack
 from .subject._check import Check
 from .subject._reading import CacheReading as CacheReading, Hints, MaskReading, Promise, Reading
 

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from ..subject._load import load, split
-from ._verify import StackReport, verify_stack
+from ._verify_stack import StackReport, verify_stack
+from .subject._load import load, split
 
 _NAMES = tuple(inspect.signature(verify_stack).parameters)
 

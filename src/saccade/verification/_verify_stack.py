@@ -9,16 +9,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from ..findings._finding import Finding, Inapplicable, Outcome, TargetError, UnreadableResult
-from ..report._report import Report
-from ..subject._kinds import name_of
-from ._bounds import NoDropout, exact, measured
-from ._documents import Documents
-from ._opened import Given, opened
-from ._probe import Probe
-from ._runner import raised, run
-from ._stack import Stack
-from .probes import PROBES
+from .findings._finding import Finding, Inapplicable, Outcome, TargetError, UnreadableResult
+from .report._report import Report
+from .stacks._bounds import NoDropout, exact, measured
+from .stacks._documents import Documents
+from .stacks._opened import Given, opened
+from .stacks._probe import Probe
+from .stacks._runner import raised, run
+from .stacks._stack import Stack
+from .stacks.probes import PROBES
+from .subject._kinds import name_of
 
 
 @dataclass(frozen=True, repr=False)
