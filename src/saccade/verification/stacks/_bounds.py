@@ -6,12 +6,12 @@ Shape legend: L length, V width of an output.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -20,6 +20,7 @@ from ..findings._finding import Inapplicable, TargetError
 from ..subject._shortened import size_of
 from ._documents import Documents, drawn, located
 from ._stack import Stack
+from ._state import kept
 
 LARGEST = 2**31  # bytes of parameters: a larger module is not cast, as a copy in float64 is needed
 # Rounding differs between inputs; faults of a mask, a position or a cache are thousands of times larger.
@@ -86,35 +87,32 @@ def _gap(out: Tensor, other: Tensor) -> float:
 def exact(stack: Stack, *, cast: bool = True) -> Iterator[bool]:
     """Within, the stack's modules are in eval mode and, with `cast`, in float64 where that works: True then.
 
-    The user's functions reach the modules themselves, so these are changed in place: the parameters' own tensors are
-    put aside and given back afterwards.
+    The user's functions reach the modules themselves, so these are changed in place, and given back afterwards.
     """
-    modes = {part: part.training for module in stack.modules for part in module.modules()}
-    for module in stack.modules:
-        module.eval()
-    kept: list[tuple[Tensor, Tensor]] = []
-    try:
-        if cast and sum(map(size_of, stack.modules)) <= LARGEST:
+    with ExitStack() as within:
+        within.enter_context(kept(*stack.holders))
+        for module in stack.modules:
+            module.eval()
+        sizes = sum(map(size_of, stack.modules))
+        if not cast or not 0 < sizes <= LARGEST:
+            yield False
+            return
+        with kept(*stack.holders):
             usual = _finite(stack)
-            kept = _changed(stack.modules, Tensor.double)
-            if kept and _finite(stack) != usual:
-                _give_back(kept)
-                kept = []
-        yield bool(kept)
-    finally:
-        _give_back(kept)
-        for part, mode in modes.items():
-            part.training = mode
+        double = within.enter_context(ExitStack())
+        double.enter_context(in_dtype(stack, torch.float64))
+        works = _finite(stack) == usual
+        if not works:
+            double.close()
+        yield works
 
 
 @contextmanager
 def in_dtype(stack: Stack, dtype: torch.dtype) -> Iterator[None]:
     """Within, the stack's parameters and buffers of floating-point numbers have this dtype."""
-    kept = _changed(stack.modules, lambda tensor: tensor.to(dtype))
-    try:
+    with kept(*stack.holders):
+        _change(stack, lambda tensor: tensor.to(dtype))
         yield
-    finally:
-        _give_back(kept)
 
 
 @contextmanager
@@ -126,24 +124,16 @@ def nudged(stack: Stack, unit: float) -> Iterator[None]:
         signs = torch.randint(2, tensor.shape, generator=generator).to(tensor) * 2 - 1
         return tensor * (1 + unit * signs)
 
-    kept = _changed(stack.modules, moved)
-    try:
+    with kept(*stack.holders):
+        _change(stack, moved)
         yield
-    finally:
-        _give_back(kept)
 
 
-def _changed(modules: tuple[nn.Module, ...], change: Callable[[Tensor], Tensor]) -> list[tuple[Tensor, Tensor]]:
-    tensors = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
-    kept = [(tensor, tensor.data) for tensor in tensors.values() if tensor.is_floating_point()]
-    for tensor, data in kept:
-        tensor.data = change(data)
-    return kept
-
-
-def _give_back(kept: list[tuple[Tensor, Tensor]]) -> None:
-    for tensor, data in kept:
-        tensor.data = data
+def _change(stack: Stack, change: Callable[[Tensor], Tensor]) -> None:
+    tensors = {id(tensor): tensor for module in stack.modules for tensor in (*module.parameters(), *module.buffers())}
+    for tensor in tensors.values():
+        if tensor.is_floating_point():
+            tensor.data = change(tensor.data)
 
 
 def _finite(stack: Stack) -> list[list[bool] | None]:

@@ -24,6 +24,7 @@ from ..subject._token_models import TokenModel, longest_input, named
 from ..subject._transformers import is_transformers
 from ._documents import IDS, Documents, drawn, exchanged, ids_of
 from ._stack import Decode, Decoder, Generate, Promises, Stack
+from ._state import kept
 
 _UNKNOWN = 31  # ids that are tried where nothing says how many there are
 _MOST = 499  # ids that documents are drawn from
@@ -64,19 +65,15 @@ def opened(given: Given) -> Stack:
             "saccade.verify(module) verifies one of its attention modules"
         )
     functions = (given.decode, given.step, given.batch, given.pack)
-    if isinstance(given.model, nn.Module) and not any(modules_of((*functions, given.second))):
-        short, words = shortened(given.model)
-        if words and _takes(short, given):
-            given = replace(given, model=short, words=words)
-    modules = tuple(modules_of((given.model, *functions)))
-    modes = {part: part.training for module in modules for part in module.modules()}
-    try:
+    with kept(given.model, *functions, given.second):
+        if isinstance(given.model, nn.Module) and not any(modules_of((*functions, given.second))):
+            short, words = shortened(given.model)
+            if words and _takes(short, given):
+                given = replace(given, model=short, words=words)
+        modules = tuple(modules_of((given.model, *functions)))
         for module in modules:
             module.eval()
         return _made(given, modules)
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 def _takes(short: nn.Module, given: Given) -> bool:

@@ -63,6 +63,12 @@ class Stack:
     modules: tuple[nn.Module, ...] = ()
     assumed: tuple[str, ...] = ()
 
+    @property
+    def holders(self) -> tuple[Any, ...]:
+        """All that a call may change: its modules and functions."""
+        decoders = tuple(decoder.decode for decoder in self.decoders)
+        return (*self.modules, self.model, self.batch, self.pack, self.step, self.generate, *decoders)
+
     def run(self, inputs: Any, **more: Any) -> Tensor:
         """The output (R, L, V) of one call, as a copy without a graph.
 
