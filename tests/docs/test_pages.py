@@ -24,7 +24,10 @@ def pages_with(language: str):
 
 def marks(page, language: str):
     """A command takes seconds, and some pages train or draw."""
-    slow = ("building", "image", "self-attention-in-an-hour", "speech", "tasks", "translate")
+    slow = (
+        *("answer", "building", "classify", "forecast", "image", "mlm", "search", "self-attention-in-an-hour"),
+        *("speech", "tag", "tasks", "translate"),
+    )
     return [pytest.mark.slow] if language in ("sh", "console") or page.stem in slow else []
 
 

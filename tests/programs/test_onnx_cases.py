@@ -30,6 +30,7 @@ def cases():
     return {case.name: case for case in made if "expanded" not in case.name}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of other operators, whose cases the package makes as well
 def test_every_case():
     found = cases()

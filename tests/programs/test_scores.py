@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import saccade
 from saccade.operator._backends import flex
 from saccade.operator._checks import make_call
+from slowly import slow_but
 
 B, HQ, HKV, LQ, LK, D, DV = 2, 6, 3, 11, 13, 7, 5
 W = 2 * LK  # distances of a table: more than any pair has
@@ -165,7 +166,7 @@ def test_functions_that_cannot_be_traced_say_so():
     assert plan.backend == "chunked" and "cannot be traced: " in plan.score and "FunctionBias" in plan.refused["native"]
 
 
-@pytest.mark.parametrize("name", ["relative", "scaled by heads", "rounded index", "not traced"])
+@pytest.mark.parametrize("name", slow_but(["relative", "scaled by heads", "rounded index", "not traced"], "relative"))
 def test_second_derivatives_and_forward_mode(name):
     torch.manual_seed(3)
     heads, single, query, key, value = (

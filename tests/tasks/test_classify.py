@@ -214,6 +214,7 @@ def test_long_texts_are_cut_or_refused(learned):
         task.changed({"long": "refuse"}).encode(learned.model, cut)
 
 
+@pytest.mark.slow
 def test_windows_of_a_long_text(files, tmp_path):
     """What tells the class stands behind what a model reads at once; a text's logits are the mean over its windows."""
     padding = "film " * 17

@@ -70,6 +70,7 @@ def test_what_cannot_be_costs_nothing():
     assert both[0].grad.isfinite().all() and (both[0].grad[:, 5:] == 0).all()
 
 
+@pytest.mark.slow
 def test_with_no_weight_it_is_plain_training(learned, deep, files, tmp_path):
     """Bit for bit: teacher and student draw nothing, and nothing of the batches or looks is another."""
     plain = tasks.train("classify", files / "reviews.csv", tmp_path / "plain", initial=deep.folder, **FEW)

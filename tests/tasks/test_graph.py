@@ -104,6 +104,7 @@ def test_a_graph_of_test_nodes_alone(learned, data):
     assert len(report.tested.data) == PLAIN and report.metrics["accuracy"] > 0.9 and len(report.baselines) == 2
 
 
+@pytest.mark.slow
 def test_the_gcn_has_the_seed_of_the_run(learned, data, tmp_path):
     other = shutil.copytree(learned.folder, tmp_path / "other")
     told = json.loads((other / "task.json").read_text())

@@ -93,6 +93,7 @@ def test_without_its_texts_there_is_no_trigram(lm, tmp_path):
     assert report.baselines == {} and report.note == "no baseline: the run's folder does not say what it was trained on"
 
 
+@pytest.mark.slow
 def test_two_seeds(lm, tmp_path, capsys):
     out, text = tmp_path / "run", str(lm / "texts")
     assert cli.main(["train", "lm", text, "--out", str(out), *OPTIONS, "--steps=2", "--seed=5", "--seeds=2"]) == 0

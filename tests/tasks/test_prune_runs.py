@@ -19,6 +19,7 @@ from saccade.tasks._compression import _prune
 from saccade.tasks._examples import TextExample
 from saccade.tasks._runs._training import open_run
 from saccade.training import Reporter, Stopped
+from slowly import slow_but
 from tasks.conftest import SMALL, reviews, write_csv
 from tasks.test_distill import images, questioned, sounds, tagged
 from tasks.test_forecast import SHAPE, series, table
@@ -73,16 +74,19 @@ def translated(folder):
 
 @pytest.mark.parametrize(
     "task, made",
-    [
-        ("classify", classified),
-        ("forecast", forecast),
-        ("image", images),
+    slow_but(
+        [
+            ("classify", classified),
+            ("forecast", forecast),
+            ("image", images),
+            ("tag", tagged),
+            ("answer", questioned),
+            ("speech", sounds),
+            ("speech", written),
+            ("translate", translated),
+        ],
         ("tag", tagged),
-        ("answer", questioned),
-        ("speech", sounds),
-        ("speech", written),
-        ("translate", translated),
-    ],
+    ),
 )
 def test_heads_of_every_task_are_ranked_and_removed(tmp_path, task, made):
     """Each example's loss is that of the whole model with the same heads masked."""
@@ -163,6 +167,7 @@ def test_heads_are_ranked_by_each_examples_own_derivative(wide):
     assert not torch.allclose(losses.abs().mean(0), losses.mean(0).abs(), rtol=1e-2)  # or this would show nothing
 
 
+@pytest.mark.slow
 def test_what_was_not_worth_it_says_so_and_what_would_be(wide, tmp_path, monkeypatch):
     """Of six heads the run can lose one without harm; with four or three its accuracy falls by a fifth."""
 

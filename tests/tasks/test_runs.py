@@ -33,6 +33,7 @@ from saccade.training import (
 from saccade.training.loop import Progress
 from saccade.training.progress import ConsoleReporter
 from saccade.training.run_folder.checkpoint_files import read_checkpoint
+from slowly import slow_but
 from tasks.conftest import SMALL, reviews, write_csv
 from training.test_run import files_of
 
@@ -66,7 +67,7 @@ def without_times(folder):
     return kept, curve, state["model"], state["optimizer"]["state"]
 
 
-@pytest.mark.parametrize("stop", [1, 4, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stop", slow_but([1, 4, 6], 4))
 def test_a_run_that_was_stopped_ends_with_the_same_bits(files, tmp_path, stop):
     """Catches anything of data, model or batches that is neither a function of the step nor in the checkpoint."""
     tasks.train("classify", files / "reviews.csv", tmp_path / "whole", **SHORT)
@@ -82,6 +83,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(files, tmp_path, stop):
     torch.testing.assert_close(one[3], other[3], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_over_goes_on_with_more_steps(files, tmp_path):
     """Catches settings that follow from the number of steps: they would be of another run."""
     options = {name: value for name, value in SHORT.items() if name != "warmup"}
@@ -92,6 +94,7 @@ def test_a_run_that_is_over_goes_on_with_more_steps(files, tmp_path):
     assert notes.steps == list(range(8, 30))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_what_it_began_with(learned, files, tmp_path):
     """The checkpoint has all of it; another beginning that is there is still one."""
     begun, other = (shutil.copytree(learned.folder, tmp_path / name) for name in ("begun", "other"))
@@ -161,6 +164,7 @@ def test_overwriting_leaves_nothing_of_another_task(files, learned, tmp_path):
     assert "tokenizer_config.json" not in files_of(out)
 
 
+@pytest.mark.slow
 def test_a_second_run_may_have_another_precision(files, tmp_path):
     """Accelerate alone refuses, with words about environments; a notebook has many runs."""
     for precision in ("no", "bf16"):
@@ -185,7 +189,7 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("minutes", [0.5, 2.0])
+@pytest.mark.parametrize("minutes", slow_but([0.5, 2.0], 0.5))
 def test_a_run_ends_in_time_with_its_model(files, tmp_path, monkeypatch, minutes):
     clock, rates = Clock(), []
     monkeypatch.setattr(training_loop, "time", clock)
