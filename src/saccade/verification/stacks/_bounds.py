@@ -179,6 +179,26 @@ def _leaves_out(name: str, value: object) -> bool:
     return isinstance(value, float) and any(word in plain for word in ("layerdrop", "droppath", "dropprob", "jitter"))
 
 
+@contextmanager
+def without_dropout(stack: Stack) -> Iterator[None]:
+    """Within, the modules' rates of dropout, LayerDrop and jitter are 0, also where a checkpoint is computed again: no
+    mode of functions, such as that of `training`, is active in the backward pass."""
+    kept = [
+        (part, name, value)
+        for module in stack.modules
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if isinstance(value, float) and (name == "p" or "drop" in name or "jitter" in name)
+    ]
+    for part, name, _ in kept:
+        setattr(part, name, 0.0)
+    try:
+        yield
+    finally:
+        for part, name, value in kept:
+            setattr(part, name, value)
+
+
 _DROPOUT = {
     functional.dropout,
     functional.dropout1d,

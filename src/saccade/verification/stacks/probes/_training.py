@@ -18,7 +18,7 @@ from ....support._registered import registered
 from ....support._seeding import seeded
 from ...findings._finding import Finding, Inapplicable
 from ...subject._calling import guarded
-from .._bounds import Difference, Measure, training
+from .._bounds import Difference, Measure, training, without_dropout
 from .._documents import Documents, drawn, located
 from .._probe import Probe
 from .._shrink import smallest
@@ -51,26 +51,6 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
             yield from _checkpointing(stack, measure, documents)
         if stack.step is not None:
             yield from _accumulation(stack, stack.step)
-
-
-@contextmanager
-def without_dropout(stack: Stack) -> Iterator[None]:
-    """Within, the modules' rates of dropout, LayerDrop and jitter are 0, also where a checkpoint is computed again: no
-    mode of functions, such as that of `training`, is active in the backward pass."""
-    kept = [
-        (part, name, value)
-        for module in stack.modules
-        for part in module.modules()
-        for name, value in vars(part).items()
-        if isinstance(value, float) and (name == "p" or "drop" in name or "jitter" in name)
-    ]
-    for part, name, _ in kept:
-        setattr(part, name, 0.0)
-    try:
-        yield
-    finally:
-        for part, name, value in kept:
-            setattr(part, name, value)
 
 
 # Train mode and eval mode
