@@ -24,6 +24,7 @@
     Check and compare
         verify                                  any attention, against the contract; room: verification
         verify_stack                            a model with its collator, packing, cache and training step
+        verified                                a test that returns such a stack
         benchmark                               speed, memory and quality of attention and its variants
 
 `help(saccade.NAME)` describes a name. Rooms are subpackages, such as `saccade.nn`; they need no import of their own.
@@ -84,6 +85,7 @@ __all__ = [
     "prune",
     "statistics",
     "step",
+    "verified",
     "verify",
     "verify_stack",
     "view",
@@ -134,6 +136,7 @@ _HOMES = {  # of all names but the masks
     "prune": "make.pruning",
     "statistics": "operator._statistics",
     "step": "see.viewer",
+    "verified": "verification",
     "verify": "verification",
     "verify_stack": "verification",
     "view": "see.viewer",
@@ -230,7 +233,7 @@ if TYPE_CHECKING:
     from .see.monitoring import watch
     from .see.viewer import draw, step, view
     from .see.viewer._diagram import diagram
-    from .verification import verify, verify_stack
+    from .verification import verified, verify, verify_stack
 else:
 
     def __getattr__(name: str) -> object:

@@ -1,22 +1,24 @@
-"""The training monitor as a callback of the transformers Trainer."""
+"""The training monitors as callbacks of the transformers Trainer."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..see.monitoring import Alarm, AttentionMonitor, Histogram, MonitorSettings
+from ..see.monitoring import Alarm, AttentionMonitor, Histogram, MonitorSettings, StackMonitor
 from ..see.monitoring._monitor_log import tensorboard_in
 from ..support._extras import installing
+from ..verification import StackReport
 
 try:
     from transformers import TrainerCallback
 except ImportError:
     raise ImportError(f"transformers: is not installed ({installing('hf')})") from None
 
-__all__ = ["AttentionCallback"]
+__all__ = ["AttentionCallback", "StackCallback"]
 
 FOLDER = "attention"
 
@@ -106,6 +108,53 @@ class AttentionCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.close()
+
+
+class StackCallback(TrainerCallback):
+    """Verifies the stack of a Trainer before its first step, and every n-th step for about a second.
+
+    `StackMonitor` describes what runs. The model, collator, tokenizer and training step are the Trainer's. Each of
+    several processes verifies its own copy.
+
+    Args:
+        trainer: a transformers `Trainer`, or a trainer like it.
+        options: of `StackMonitor`, such as `every` and `on_error`; and arguments of `saccade.verify_stack`.
+
+    Example:
+        >>> from saccade.integrations.trainer import StackCallback
+        >>> def train(trainer):  # a transformers Trainer
+        ...     trainer.add_callback(StackCallback(trainer, every=500))
+        ...     trainer.train()  # raises saccade.verification.StackError before a step is made
+    """
+
+    def __init__(self, trainer: Any, **options: Any):
+        super().__init__()
+        self._trainer = trainer
+        self._monitor = StackMonitor(None, trainer=trainer, **options)
+
+    @property
+    def report(self) -> StackReport | None:
+        """The last report, None before the first step."""
+        return self._monitor.report
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        with _without_autocast(self._trainer.model):
+            self._monitor.step(state.global_step)
+
+
+@contextmanager
+def _without_autocast(model: Any) -> Iterator[None]:
+    """Within, the model's forward is its own: Accelerate's computes in half precision, whatever the weights."""
+    wrapped = vars(model).get("forward")
+    original = vars(model).get("_original_forward")
+    if wrapped is None or original is None:
+        yield
+        return
+    model.forward = original
+    try:
+        yield
+    finally:
+        model.forward = wrapped
 
 
 def _own_log(args: Any, state: Any) -> Any:

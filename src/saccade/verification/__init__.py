@@ -9,6 +9,7 @@ registers.
 
 from __future__ import annotations
 
+from ._verified import StackError, verified
 from ._verify import assert_correct, verify
 from ._verify_stack import StackReport, verify_stack
 from .findings._finding import (
@@ -38,12 +39,14 @@ __all__ = [
     "Promise",
     "Reading",
     "Report",
+    "StackError",
     "StackReport",
     "Undecided",
     "as_json",
     "as_junit",
     "as_page",
     "assert_correct",
+    "verified",
     "verify",
     "verify_stack",
 ]

@@ -27,21 +27,26 @@ def is_factory(named: str) -> bool:
 
 
 def verify_made(named: str, **promises: Any) -> StackReport:
-    """The report on the stack that the function returns: a model, a dict of `verify_stack`'s arguments, or a tuple of
-    them in their order.
+    """The report on the stack that the function of this name returns."""
+    make = load(named)
+    make = getattr(make, "__wrapped__", make) if getattr(make, "is_verified", False) else make
+    given = {name: value for name, value in promises.items() if value is not None}
+    return verify_returned(make(), named, **given)
+
+
+def verify_returned(made: Any, named: str, **arguments: Any) -> StackReport:
+    """The report on a stack: a model, a dict of `verify_stack`'s arguments, or a tuple of them in their order.
+    `arguments` are further ones.
 
     Raises:
-        ValueError: it returned something else; the message says what.
+        ValueError: it is something else; the message says what `named` returned.
     """
-    made = load(named)()
-    given = dict(made) if isinstance(made, Mapping) else {}
+    given = dict(made) if isinstance(made, Mapping) else {"model": made}
     if isinstance(made, tuple):
         given = dict(zip(_NAMES, made, strict=False))
-    elif not given:
-        given = {"model": made}
-    unknown = sorted(set(given) - set(_NAMES))
-    if unknown or "model" not in given:
+    given |= arguments
+    unknown = sorted(map(str, set(given) - set(_NAMES)))
+    if unknown or (given.get("model") is None and given.get("trainer") is None):
         wrong = f"unknown {', '.join(unknown)}" if unknown else "no model"
         raise ValueError(f"{named}: expected a dict with model and any of {', '.join(_NAMES[1:])}; got {wrong}")
-    model = given.pop("model")
-    return verify_stack(model, **given | {name: value for name, value in promises.items() if value is not None})
+    return verify_stack(given.pop("model", None), **given)

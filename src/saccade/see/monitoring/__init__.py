@@ -1,7 +1,8 @@
 """Observing every attention call of a running model.
 
 Begin with `_watch.py`; `calls` observes the calls, `_observe.py` measures them, `_alarms.py` reports problems, and
-`_monitor.py` logs a training. Imports the record of a call, weights and statistics, `_tracing` and `_hooks`.
+`_monitor.py` logs a training, and `_stack_monitor.py` verifies its stack. Imports the record of a call, weights and
+statistics, `_tracing`, `_hooks` and `verification`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ._record import (
     GradientRecord as GradientRecord,
     Unobserved as Unobserved,
 )
+from ._stack_monitor import StackMonitor
 from ._watch import ModelWatch as ModelWatch, watch
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "MonitorLog",
     "MonitorSettings",
     "Observations",
+    "StackMonitor",
     "TensorBoardLog",
     "Thresholds",
     "load",

@@ -1,0 +1,138 @@
+"""Stacks that are verified before they are trained, and while they are."""
+
+from __future__ import annotations
+
+import logging
+import random
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+
+import saccade
+from saccade.monitoring import StackMonitor
+from saccade.verification import StackError
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from saccade.integrations.trainer import StackCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate():
+    yield
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+class Flattening:
+    """Joins documents as `DataCollatorWithFlattening`, and draws from every generator there is."""
+
+    def __init__(self, restarts=True):
+        self.own = torch.Generator().manual_seed(3)
+        self.collator = transformers.DataCollatorWithFlattening(return_tensors="pt", return_position_ids=restarts)
+
+    def __call__(self, features):
+        drawn = random.random() + np.random.rand() + float(torch.rand(1)) + float(torch.rand(1, generator=self.own))
+        batch = dict(self.collator(features))
+        batch["labels"] = batch["labels"].where(batch["labels"] % 7 != int(drawn * 100) % 7, -100)
+        return batch
+
+
+def llama():
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=47, hidden_size=24, intermediate_size=24, num_hidden_layers=2, num_attention_heads=3,
+            head_dim=8, max_position_embeddings=64, pad_token_id=0, attention_dropout=0.1,
+        )
+    )  # fmt: skip
+
+
+def trainer(path, collator, **options):
+    drawn = np.random.default_rng(5)
+    rows = [{"input_ids": drawn.integers(4, 47, size=length).tolist()} for length in (5, 11, 7, 3) * 6]
+    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True, "seed": 1}
+    sizes = {"max_steps": 4, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "learning_rate": 1e-2}
+    args = transformers.TrainingArguments(str(path), **{**quiet, **sizes, **options})
+    return transformers.Trainer(llama(), args, train_dataset=rows, data_collator=collator)
+
+
+@pytest.mark.parametrize("options", [{}, {"bf16": True}, {"gradient_checkpointing": True}])
+def test_a_right_training_hears_nothing_and_takes_the_same_steps(tmp_path, options, caplog):
+    """State that moves unseen: weights, gradients, optimizer, train mode, four generators, autocast."""
+    ends = []
+    for watched in (False, True):
+        random.seed(7)
+        one = trainer(tmp_path, Flattening(), **options)
+        if watched:
+            callback = StackCallback(one, every=2)
+            one.add_callback(callback)
+        one.train()
+        moments = [value for state in one.optimizer.state_dict()["state"].values() for value in state.values()]
+        ends.append(
+            [*one.model.state_dict().values(), *moments, torch.get_rng_state(), one.data_collator.own.get_state()]
+        )
+        ends[-1] += [torch.tensor(random.random()), torch.tensor(np.random.rand())]
+    assert all(map(torch.equal, *ends))
+    assert callback.report.ok, str(callback.report)
+    assert not [record for record in caplog.records if record.name.startswith("saccade")]
+
+
+def test_documents_that_see_each_other_end_it_before_a_step(tmp_path):
+    one = trainer(tmp_path, Flattening(restarts=False))
+    before = [value.clone() for value in one.model.state_dict().values()]
+    one.add_callback(StackCallback(one))
+    with pytest.raises(StackError, match="attends to document") as raised:
+        one.train()
+    assert all(map(torch.equal, before, one.model.state_dict().values()))
+    [finding] = [finding for finding in raised.value.report.errors if finding.probe == "packing"]
+    assert sum(map(len, finding.example)) <= 5
+
+
+def joined(documents):
+    positions = torch.cat([torch.arange(len(document)) for document in documents])
+    return {"input_ids": torch.tensor([[*chain(*documents)]]), "position_ids": positions[None]}
+
+
+def sees_the_pack(model):
+    model.forward = lambda position_ids=None, **named: type(model).forward(model, **named)
+
+
+def looks_ahead(model):
+    model.lm_head.register_forward_pre_hook(lambda part, given: given[0] + given[0].flip(1))
+
+
+def draws(model):
+    model.lm_head.register_forward_pre_hook(lambda part, given: given[0] * random.random())
+
+
+@pytest.mark.parametrize(
+    ("probe", "fault"), [("packing", sees_the_pack), ("causality", looks_ahead), ("determinism", draws)]
+)
+def test_a_fault_that_comes_later_is_named_at_the_next_due_step(probe, fault, caplog):
+    model = llama()
+    monitor = StackMonitor(model, pack=joined, every=3, on_error="warn")
+    monitor.step(0)
+    assert monitor.report.ok
+    fault(model)
+    monitor.step(2)
+    assert monitor.report.ok
+    with caplog.at_level(logging.WARNING, logger="saccade.monitoring"):
+        monitor.step(3)
+    assert probe in {finding.probe for finding in monitor.report.errors}
+    [record] = caplog.records
+    assert record.getMessage().startswith("step 3: ")
+
+
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"on_error": "stop"}])
+def test_settings_that_cannot_be(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        StackMonitor(llama(), **wrong)
+    with pytest.raises(TypeError, match="packs"):
+        saccade.monitoring.StackMonitor(llama(), packs=joined)
