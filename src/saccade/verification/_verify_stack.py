@@ -136,14 +136,14 @@ def _run(
     """Run the probes, and put what they give into `results`. What draws in eval mode must not move the others."""
     if not probes:
         return
-    with exact(stack, cast=cast) as is_cast, ExitStack() as quiet:
-        measure = measured(stack, cast=is_cast)
+    with exact(stack, cast=cast), ExitStack() as quiet:
+        measure = measured(stack)
         for probe in probes:
             [(outcome, found)] = run([probe], stack, measure)
             results[outcome.name] = outcome, found
             if found and outcome.name == "determinism":
                 quiet.enter_context(NoDropout())
-                measure = measured(stack, cast=is_cast)
+                measure = measured(stack)
 
 
 def _depends_on_dtype(finding: Finding) -> bool:

@@ -17,6 +17,7 @@ from ...see.monitoring import KeptCall, watch
 
 _FAINT = 1e-3
 _ROUNDING = 1e-4  # of an output: kernels sum in float32, whatever the dtype of what they are given
+_UNITS = 8  # of the dtype of an output and its weights, which may be half precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +31,12 @@ class CallInside:
     out: Tensor  # (R, H, Lq, Dv)
     sink: bool  # whether the softmax has a sink
     unexplained: float  # the largest difference of `out` from weights times values, relative to `out`
+    unit: float  # of the dtype of the output
 
     @property
     def is_explained(self) -> bool:
         """Whether the output is that of the observed arguments: a kernel may leave a mask or a window out."""
-        return self.unexplained < _ROUNDING
+        return self.unexplained < max(_ROUNDING, _UNITS * self.unit)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ def _call(name: str, layer: int, kept: KeptCall) -> CallInside:
     rows = weights.sum(-1) > 0  # of padding, weights are not computed
     apart = ((weights @ values - out) * rows[..., None]).nan_to_num(0.0).abs().max()
     size = (out * rows[..., None]).nan_to_num(0.0).abs().max()
-    return CallInside(name, layer, weights, pairs, out, kept.sink is not None, float(apart / size) if size else 0.0)
+    unexplained, unit = float(apart / size) if size else 0.0, torch.finfo(kept.out.dtype).eps
+    return CallInside(name, layer, weights, pairs, out, kept.sink is not None, unexplained, unit)
 
 
 def first_parting(first: Inside, second: Inside, bound: float) -> Parting | None:

@@ -14,19 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from ...support._seeding import seeded
 from ..findings._finding import Inapplicable, TargetError
-from ..subject._shortened import size_of
-from ._documents import Documents, drawn, located
+from ._documents import Documents, drawn, exchanged, located
 from ._stack import Stack
 from ._state import kept
 
-LARGEST = 2**31  # bytes of parameters: a larger module is not cast, as a copy in float64 is needed
+LARGEST = 2**33  # bytes of parameters in a wider dtype: a copy of more is not made
 # Rounding differs between inputs; faults of a mask, a position or a cache are thousands of times larger.
 _TIMES = 64
+# In half precision they are not: there the bound is a few times what one unit in each layer's output changes.
+_TIMES_HALF = 4
 # Models keep norms, softmax and angles in float32 whatever their dtype, and change kernels with the shape.
-_LEAST = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_LEAST = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5}
 
 
 class Difference(NamedTuple):
@@ -45,32 +47,76 @@ class Measure:
     bound: float
     dtype: torch.dtype
     rounding: float  # as measured
+    effect: float = float("inf")  # of another token on outputs that are not its own
+
+    @property
+    def hides(self) -> str:
+        """Why faults may be within the bound, "" where they cannot: most are as large as the effect of a token."""
+        if self.dtype in (torch.float64, torch.float32) or self.bound <= self.effect / 2:
+            return ""
+        name = str(self.dtype).removeprefix("torch.")
+        return f"rounding in {name} may hide faults: up to {self.bound:.2g}, and a token's effect is {self.effect:.2g}"
 
     def compare(self, out: Tensor, reference: Tensor) -> Difference | None:
         """The difference of two outputs (L, V), None within the bound. NaN counts as infinite beside a number."""
         apart = (out.double() - reference.double()).abs().nan_to_num(nan=float("inf"))
         apart = apart.masked_fill(out.isnan() & reference.isnan(), 0.0).amax(-1)
         size = float(reference.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) or 1.0
-        beyond = (apart > self.bound * size).nonzero().flatten().tolist()
+        bound = max(self.bound, _least(out.dtype), _least(reference.dtype))  # code beside PyTorch has its own dtype
+        beyond = (apart > bound * size).nonzero().flatten().tolist()
         if not beyond:
             return None
         at = int(apart.argmax())
         return Difference(at, float(apart[at]), float(apart[at]) / size, tuple(beyond))
 
 
-def measured(stack: Stack, *, cast: bool) -> Measure:
-    """The bound for this stack: the same documents twice, in another order, and in batches of other sizes."""
+def _least(dtype: torch.dtype) -> float:
+    return _LEAST.get(dtype, _LEAST[torch.bfloat16])
+
+
+def measured(stack: Stack) -> Measure:
+    """The bound for this stack: the same documents twice, in another order, and in batches of other sizes; in half
+    precision, also with each layer's output one unit larger or smaller."""
     documents = drawn(stack.vocabulary, [stack.length(7)] * 3)
     with seeded(0):
         first = _outputs(stack, documents)
-        dtype = torch.float64 if cast else first[0].dtype  # some models return float32 whatever they compute in
+        dtype = _dtype(stack, first[0])
         others = [_outputs(stack, documents), _outputs(stack, documents[::-1])[::-1]]
         others.append([_outputs(stack, [document])[0] for document in documents])
-    size = max(float(out.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for out in first) or 1.0
-    again, *changed = (max(_gap(out, other) / size for out, other in zip(outs, first, strict=True)) for outs in others)
+    again, *changed = (_largest_gap(first, outs) for outs in others)
     # A row that depends on its neighbours is no rounding: what other orders and sizes change counts up to a limit.
-    rounding = max(again, min(max(changed), _LEAST[dtype]))
-    return Measure(max(_LEAST[dtype], _TIMES * rounding), dtype, rounding)
+    rounding = max(again, min(max(changed), _least(dtype)))
+    if dtype in (torch.float64, torch.float32):
+        return Measure(max(_least(dtype), _TIMES * rounding), dtype, rounding)
+    with seeded(0), _shaken(stack):
+        rounding = max(rounding, _largest_gap(first, _outputs(stack, documents)))
+    [other] = _outputs(stack, [exchanged(documents[0], stack.vocabulary, 2, 3)])
+    kept_rows = [at for at in range(len(documents[0])) if at != 2]
+    effect = _largest_gap([first[0][kept_rows]], [other[kept_rows]])
+    return Measure(max(_least(dtype), _TIMES_HALF * rounding), dtype, rounding, effect)
+
+
+def _dtype(stack: Stack, out: Tensor) -> torch.dtype:
+    """The dtype with the largest unit among parameters and output; some return float32 whatever they compute in."""
+    used = {own.dtype for module in stack.modules for own in module.parameters() if own.is_floating_point()}
+    used |= {out.dtype} if not used or _least(out.dtype) > _least(torch.float32) else set()
+    return max(used, key=_least)
+
+
+@contextmanager
+def _shaken(stack: Stack) -> Iterator[None]:
+    """Within, each output of an innermost module is one unit of its dtype larger or smaller."""
+    generator = torch.Generator().manual_seed(0)
+
+    def shake(tensor: Tensor) -> Tensor:
+        signs = torch.randint(2, tensor.shape, generator=generator).to(tensor) * 2 - 1
+        return tensor * (1 + torch.finfo(tensor.dtype).eps * signs) if tensor.is_floating_point() else tensor
+
+    inner = [part for module in stack.modules for part in module.modules() if not any(part.children())]
+    with ExitStack() as hooks:
+        for part in inner:
+            hooks.enter_context(part.register_forward_hook(lambda _, __, out: tree_map_only(Tensor, shake, out)))
+        yield
 
 
 def _outputs(stack: Stack, documents: Documents) -> list[Tensor]:
@@ -79,13 +125,18 @@ def _outputs(stack: Stack, documents: Documents) -> list[Tensor]:
     return [out[place.row, place.columns] for place in located(inputs, documents)]
 
 
-def _gap(out: Tensor, other: Tensor) -> float:
-    return float((out.double() - other.double()).abs().nan_to_num(0.0, 0.0, 0.0).max())
+def _largest_gap(outs: list[Tensor], others: list[Tensor]) -> float:
+    """The largest difference, relative to the largest output."""
+    size = max(float(out.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for out in outs) or 1.0
+    gaps = [
+        (out.double() - other.double()).abs().nan_to_num(0.0, 0.0, 0.0) for out, other in zip(outs, others, strict=True)
+    ]
+    return max(float(gap.max()) for gap in gaps) / size
 
 
 @contextmanager
-def exact(stack: Stack, *, cast: bool = True) -> Iterator[bool]:
-    """Within, the stack's modules are in eval mode and, with `cast`, in float64 where that works: True then.
+def exact(stack: Stack, *, cast: bool = True) -> Iterator[None]:
+    """Within, the stack's modules are in eval mode and, with `cast`, in float64, or at least float32, where that works.
 
     The user's functions reach the modules themselves, so these are changed in place, and given back afterwards.
     """
@@ -93,18 +144,24 @@ def exact(stack: Stack, *, cast: bool = True) -> Iterator[bool]:
         within.enter_context(kept(*stack.holders))
         for module in stack.modules:
             module.eval()
-        sizes = sum(map(size_of, stack.modules))
-        if not cast or not 0 < sizes <= LARGEST:
-            yield False
-            return
-        with kept(*stack.holders):
-            usual = _finite(stack)
-        double = within.enter_context(ExitStack())
-        double.enter_context(in_dtype(stack, torch.float64))
-        works = _finite(stack) == usual
-        if not works:
-            double.close()
-        yield works
+        wider = [dtype for dtype in (torch.float64, torch.float32) if cast and _can_be(stack, dtype)]
+        if wider:
+            with kept(*stack.holders):
+                usual = _finite(stack)
+        for dtype in wider:
+            change = within.enter_context(ExitStack())
+            change.enter_context(in_dtype(stack, dtype))
+            if _finite(stack) == usual:
+                break
+            change.close()
+        yield
+
+
+def _can_be(stack: Stack, dtype: torch.dtype) -> bool:
+    """Whether a parameter has a smaller dtype, and a copy of all in this one is not too large."""
+    parameters = [own for module in stack.modules for own in module.parameters() if own.is_floating_point()]
+    needed = sum(own.numel() for own in parameters) * dtype.itemsize
+    return needed <= LARGEST and any(own.dtype.itemsize < dtype.itemsize for own in parameters)
 
 
 @contextmanager
@@ -149,7 +206,7 @@ def _finite(stack: Stack) -> list[list[bool] | None]:
             finite.append(None if make is None else stack.run(make(documents)).isfinite().all(-1).flatten().tolist())
         except (Inapplicable, TargetError):
             finite.append(None)
-    return finite
+    return finite + (_finite(stack.second) if stack.second is not None else [])
 
 
 @contextmanager

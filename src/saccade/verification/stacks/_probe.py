@@ -16,11 +16,12 @@ from ._stack import Stack
 @dataclass(frozen=True)
 class Probe:
     """A promise of a stack. `run` yields findings, none if it is kept, and raises `Inapplicable` if it cannot be
-    tested."""
+    tested. `rounds`: whether it compares outputs that differ by rounding."""
 
     name: str
     promise: str
     run: Callable[[Stack, Measure], Iterable[Finding]]
+    rounds: bool = True
 
     def error(
         self,

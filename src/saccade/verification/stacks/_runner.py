@@ -46,7 +46,8 @@ def _findings(probe: Probe, stack: Stack, measure: Measure) -> tuple[list[Findin
             "Call the part by hand with a few documents; if that works, this is a defect of Saccade.",
         )
         return [*findings, own], f"the probe broke off with {type(error).__name__}", False
-    return findings, "", True
+    hidden = measure.hides if probe.rounds and not findings else ""
+    return findings, hidden, not hidden
 
 
 def raised(name: str, error: TargetError) -> Finding:

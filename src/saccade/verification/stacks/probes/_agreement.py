@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ....support._registered import registered
 from ...findings._finding import Finding, TargetError
-from .._bounds import Difference, Measure, in_dtype, nudged
+from .._bounds import Difference, Measure, in_dtype, measured, nudged
 from .._documents import Documents, drawn, located
 from .._probe import Probe
 from .._shrink import smallest
@@ -83,6 +83,8 @@ def _finite(stack: Stack, documents: Documents) -> Iterator[Finding]:
 
 
 def _second(stack: Stack, second: Stack, measure: Measure, documents: Documents) -> Iterator[Finding]:
+    measure = max(measure, measured(second), key=lambda one: one.bound)
+
     def apart(given: Documents) -> Difference | None:
         return _largest(measure, _outputs(stack, given), _outputs(second, given))
 

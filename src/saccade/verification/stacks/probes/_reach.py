@@ -321,4 +321,6 @@ def _without_sinks(stack: Stack, paths: list[Path], document: list[int]) -> Iter
                 return
 
 
-PROBE = Probe("reach", "Each layer and head sees the pairs that the configuration says, on every path.", _run)
+PROBE = Probe(
+    "reach", "Each layer and head sees the pairs that the configuration says, on every path.", _run, rounds=False
+)
