@@ -10,5 +10,5 @@ from ._stacks import (
     StackParts as StackParts,
     stack_parts as stack_parts,
     tokenizer_batch as tokenizer_batch,
-    trainer_step as trainer_step,
+    trainer_parts as trainer_parts,
 )

@@ -5,15 +5,16 @@ Shape legend: B batch, L length, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...verification.stacks._documents import Documents
+from ...verification.stacks._documents import IDS, Documents, as_inputs, ids_of
 from ...verification.stacks._stack import Decoder, Generate
 
 _LONGEST = 640  # tokens in a static cache
@@ -178,24 +179,155 @@ def _generate(model: Any, pad: int, special: tuple[int, ...]) -> Generate:
 # Trainers, tokenizers
 
 
-def trainer_step(trainer: Any) -> Callable[[list[Documents]], Tensor] | None:
-    """A training step over micro-batches, as the trainer makes it: its collator, its count of tokens, its loss.
+class TrainerParts(NamedTuple):
+    """What a trainer makes of documents: rows of a batch, or one row of all; its training step."""
 
-    None for a trainer without the methods of a transformers `Trainer`.
+    batch: Callable[[Documents], Any] | None
+    pack: Callable[[Documents], Any] | None
+    step: Callable[[list[Documents]], Tensor] | None
+    assumed: tuple[str, ...]
+
+
+# Examples that collators take, the first of them that works: columns of a dataset, or a tensor.
+_COLUMNS = (
+    ("input_ids", "labels"),
+    ("input_ids",),
+    ("input_ids", "attention_mask", "labels"),
+    ("input_ids", "attention_mask", "labels", "position_ids", "seq_lengths", "token_type_ids"),
+)
+_LABELS = ("labels", "targets", "target", "y")
+
+
+def trainer_parts(trainer: Any, names: frozenset[str] | None) -> TrainerParts:
+    """The collator of a trainer, given examples as its dataset has them; its step where it has the methods of a
+    transformers `Trainer`. `names` are the model's arguments, None where it takes any.
+
+    Raises:
+        TypeError: it has no collator, or one that takes none of the examples that are tried.
     """
-    needed = ("training_step", "get_batch_samples", "data_collator")
-    if not all(callable(getattr(trainer, name, None)) for name in needed):
+    collator: Any
+    collator, dataset = _collator(trainer)
+    words = []
+    if getattr(collator, "mlm", False):
+        collator = copy.copy(collator)
+        collator.mlm = False  # it would replace tokens by chance
+        words.append("the collator's random replacement of tokens (mlm) is turned off")
+    example = _first_example(dataset)
+    packing = getattr(getattr(trainer, "args", None), "packing", False) is True
+    packs = packing or (isinstance(example, Mapping) and "seq_lengths" in example)
+    if packing and example is None:
+        example = dict.fromkeys(("input_ids", "labels", "seq_lengths"))
+    kept = getattr(trainer, "_get_collator_with_removed_columns", lambda collator: collator)(collator)
+    example, rows = _example_that_works(kept, example, trainer)
+
+    def collated(documents: Documents) -> Any:
+        return kept([_example(example, [document]) for document in documents])
+
+    def inputs(documents: Documents) -> Any:
+        return _taken(collated(documents), names, example)
+
+    def joined(documents: Documents) -> Any:
+        """All documents but the last are one example, as a dataset that is packed before has them."""
+        split = [part for part in (documents[:-1], documents[-1:]) if part]
+        return _taken(kept([_example(example, part) for part in split]), names, example)
+
+    pack = joined if packs else inputs if rows == 1 else None
+    step = _trainer_step(trainer, collated)
+    if getattr(getattr(trainer, "args", None), "gradient_accumulation_steps", None) == 1:
+        step = None
+        words.append("gradients are not accumulated (gradient_accumulation_steps is 1), so this is not tested")
+    return TrainerParts(inputs if rows > 1 else None, pack, step, tuple(words))
+
+
+def _collator(trainer: Any) -> tuple[Callable[[list[Any]], Any], Any]:
+    """(the collator, the dataset or None) of a trainer, or of its data loader.
+
+    Raises:
+        TypeError: it has none.
+    """
+    for name in ("data_collator", "collate_fn"):
+        if callable(collator := getattr(trainer, name, None)):
+            return collator, getattr(trainer, "train_dataset", None)
+    for name in ("train_dataloader", "train_loader", "dataloader"):
+        loader = getattr(trainer, name, None)
+        loader = loader if hasattr(loader, "collate_fn") or not callable(loader) else loader()
+        if callable(collator := getattr(loader, "collate_fn", None)):
+            return collator, getattr(loader, "dataset", None)
+    raise TypeError(
+        f"trainer: expected data_collator, collate_fn or train_dataloader, got {type(trainer).__name__} without one; "
+        "give its collator as batch=, or as pack= if it makes one row of all documents"
+    )
+
+
+def _first_example(dataset: Any) -> Any:
+    try:
+        return dataset[0]
+    except Exception:  # None, or a stream, which is not consumed
+        return None
+
+
+def _example_that_works(collator: Callable[[list[Any]], Any], example: Any, trainer: Any) -> tuple[Any, int]:
+    """(an example of a form that the collator takes, the number of rows that it makes of two)."""
+    forms = [example] if example is not None else [*map(dict.fromkeys, _COLUMNS), torch.zeros(0)]
+    error: Exception | None = None
+    for documents in ([[5, 6, 7], [7, 6]], [[5, 6, 7], [7, 6, 5]]):  # some take one length only
+        for form in forms:
+            try:
+                made = as_inputs(collator([_example(form, [document]) for document in documents]), lambda _: True)
+                return form, len(ids_of(made))
+            except Exception as raised:  # whatever a collator raises for examples of another form
+                error = error or raised
+    raise TypeError(
+        f"trainer: the collator of {type(trainer).__name__} takes none of the examples that were tried "
+        f"({type(error).__name__}: {error}); give it as batch=, a function of a list of documents"
+    )
+
+
+def _example(form: Any, documents: Documents) -> Any:
+    """The documents, one after the other, as an example of the dataset that `form` is one of."""
+    ids = [token for document in documents for token in document]
+    if isinstance(form, Mapping):
+        columns = {name: _column(name, value, documents, ids) for name, value in form.items()}
+        return {
+            name: torch.tensor(columns[name]) if isinstance(value, Tensor) else columns[name]
+            for name, value in form.items()
+        }
+    if isinstance(form, (tuple, list)) and form and isinstance(form[0], Tensor):  # inputs and targets
+        return tuple(torch.tensor(part) for part in (ids, ids[1:] + ids[:1])[: len(form)])
+    return torch.tensor(ids) if isinstance(form, Tensor) else ids
+
+
+def _column(name: str, value: Any, documents: Documents, ids: list[int]) -> Any:
+    lengths = [len(document) for document in documents]
+    if name in ("seq_lengths", "length"):
+        return lengths if name == "seq_lengths" else len(ids)
+    if name == "position_ids":
+        return [position for length in lengths for position in range(length)]
+    if name in ("token_type_ids", "special_tokens_mask"):
+        return [0] * len(ids)
+    if "mask" in name:  # of attention, of the completion
+        return [1] * len(ids)
+    return ids if name in (*IDS, *_LABELS) else value
+
+
+def _taken(made: Any, names: frozenset[str] | None, example: Any) -> Any:
+    """The inputs that the model takes: trainers pass on what they need, and keep targets for the loss."""
+    if isinstance(made, Mapping) and names is not None:
+        return {name: value for name, value in made.items() if name in names}
+    pairs = isinstance(made, (tuple, list)) and isinstance(example, (tuple, list))
+    return made[0] if pairs and not (names or frozenset()).intersection(_LABELS) else made
+
+
+def _trainer_step(trainer: Any, collated: Callable[[Documents], Any]) -> Callable[[list[Documents]], Tensor] | None:
+    """A training step over micro-batches, as the trainer makes it: its collator, its count of tokens, its loss."""
+    if not all(callable(getattr(trainer, name, None)) for name in ("training_step", "get_batch_samples")):
         return None
 
     def step(batches: list[Documents]) -> Tensor:
-        collated = [
-            trainer.data_collator([{"input_ids": list(document), "labels": list(document)} for document in batch])
-            for batch in batches
-        ]
         before = getattr(trainer, "current_gradient_accumulation_steps", None)
         trainer.current_gradient_accumulation_steps = len(batches)
         try:
-            samples, count = trainer.get_batch_samples(iter(collated), len(collated), trainer.args.device)
+            samples, count = trainer.get_batch_samples(map(collated, batches), len(batches), trainer.args.device)
             return torch.stack([trainer.training_step(trainer.model, sample, count) for sample in samples]).sum()
         finally:
             trainer.current_gradient_accumulation_steps = before

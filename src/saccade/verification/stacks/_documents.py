@@ -5,7 +5,8 @@ Shape legend: R rows, L length.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -53,6 +54,32 @@ def exchanged(document: list[int], vocabulary: Tensor, start: int = 0, end: int 
     ]
 
 
+def as_inputs(made: Any, takes: Callable[[str], bool]) -> Any:
+    """What a collator returned, as inputs of a model: lists and arrays of numbers are tensors, and an object's fields
+    are arguments where the model `takes` all of them. Other objects stay as they are."""
+    if isinstance(made, Mapping):
+        return {name: _tensor(value) for name, value in made.items()}
+    if isinstance(made, Tensor) or not hasattr(made, "input_ids"):
+        made = _tensor(made)
+        return type(made)(map(_tensor, made)) if isinstance(made, (tuple, list)) else made
+    fields = made._asdict() if hasattr(made, "_asdict") else vars(made)
+    if all(map(takes, fields)):
+        return as_inputs(fields, takes)
+    return tuple(fields.values()) if isinstance(made, tuple) else made
+
+
+def _tensor(value: Any) -> Any:
+    """Lists and arrays of numbers, all of one length, as a tensor; another value as it is."""
+    if not isinstance(value, list) and not (hasattr(value, "__array__") and not isinstance(value, Tensor)):
+        return value
+    if isinstance(value, list) and any(isinstance(part, Tensor) for part in value):
+        return value
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):  # words, or rows of unequal length
+        return value
+
+
 def ids_of(inputs: Any) -> Tensor:
     """The token ids (R, L) among a model's inputs.
 
@@ -63,9 +90,19 @@ def ids_of(inputs: Any) -> Tensor:
     if ids is None:
         kinds = sorted(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
         raise Unmeasured(
-            f"inputs of the model: expected token ids (rows, length) under {', '.join(IDS[:3])}, got {kinds}"
+            _unpadded(inputs)
+            or f"inputs of the model: expected token ids (rows, length) under {', '.join(IDS[:3])}, got {kinds}"
         )
     return ids if ids.dim() == 2 else ids[None]
+
+
+def _unpadded(inputs: Any) -> str:
+    """The error for rows of unequal length, "" for other inputs."""
+    for rows in (inputs, *(inputs.values() if isinstance(inputs, Mapping) else ())):
+        if isinstance(rows, list) and all(isinstance(row, (list, Tensor)) for row in rows):
+            lengths = ", ".join(str(len(row)) for row in rows)
+            return f"batch: expected token ids (rows, length) as a tensor, got a list of rows of {lengths} tokens"
+    return ""
 
 
 def with_ids(inputs: Any, ids: Tensor) -> Any:
@@ -77,6 +114,10 @@ def with_ids(inputs: Any, ids: Tensor) -> Any:
         return ids
     if isinstance(inputs, Mapping):
         return {name: ids if value is old else value for name, value in inputs.items()}
+    if hasattr(inputs, "input_ids"):
+        changed = copy.copy(inputs)
+        object.__setattr__(changed, "input_ids", ids)  # which may be frozen
+        return changed
     return type(inputs)(ids if value is old else value for value in inputs)
 
 
@@ -85,8 +126,11 @@ def _found_ids(inputs: Any) -> Tensor | None:
         named = [inputs[name] for name in IDS if name in inputs]
         values = [*reversed(named)] if "decoder_input_ids" in inputs else named
         values = values or [value for name, value in inputs.items() if "mask" not in name]
+    elif isinstance(inputs, (tuple, list)):
+        rows = len(inputs) > 1 and all(isinstance(value, Tensor) and value.dim() == 1 for value in inputs)
+        values = [] if rows and isinstance(inputs, list) else list(inputs)
     else:
-        values = list(inputs) if isinstance(inputs, (tuple, list)) else [inputs]
+        values = [getattr(inputs, "input_ids", inputs)]
     return next((value for value in values if isinstance(value, Tensor) and _is_ids(value)), None)
 
 

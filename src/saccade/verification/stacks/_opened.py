@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,7 @@ from ..subject._reading import Promise
 from ..subject._shortened import shortened
 from ..subject._token_models import TokenModel, longest_input, named
 from ..subject._transformers import is_transformers
-from ._documents import IDS, Documents, drawn, exchanged, ids_of
+from ._documents import IDS, Documents, as_inputs, drawn, exchanged, ids_of
 from ._stack import Decode, Decoder, Generate, Promises, Stack
 from ._state import kept
 
@@ -52,7 +52,7 @@ def opened(given: Given) -> Stack:
     Raises:
         TypeError: the model, or one of the functions, cannot be called.
     """
-    if given.trainer is not None or hasattr(given.model, "data_collator"):
+    if given.trainer is not None or (not callable(given.model) and hasattr(given.model, "model")):
         given = _of_trainer(given)
     for name in ("model", "batch", "pack", "decode", "step"):
         value = getattr(given, name)
@@ -69,7 +69,7 @@ def opened(given: Given) -> Stack:
         if isinstance(given.model, nn.Module) and not any(modules_of((*functions, given.second))):
             short, words = shortened(given.model)
             if words and _takes(short, given):
-                given = replace(given, model=short, words=words)
+                given = replace(given, model=short, words=(*given.words, *words))
         modules = tuple(modules_of((given.model, *functions)))
         for module in modules:
             module.eval()
@@ -89,24 +89,32 @@ def _takes(short: nn.Module, given: Given) -> bool:
 
 
 def _of_trainer(given: Given) -> Given:
-    """The parts of a trainer where the user gives none: model, collator, tokenizer, step."""
+    """The parts of a trainer where the user gives none: model, collator, tokenizer, step.
+
+    Raises:
+        TypeError: it has no model; or no collator, and neither `batch` nor `pack` is given.
+    """
     trainer = given.model if given.trainer is None else given.trainer
-    model = trainer.model if given.model is None or given.model is trainer else given.model
-    collator = trainer.data_collator
+    model = getattr(trainer, "model", None) if given.model is None or given.model is trainer else given.model
     tokenizer = given.tokenizer or getattr(trainer, "processing_class", None) or getattr(trainer, "tokenizer", None)
-
-    def collated(documents: Documents, *, labels: bool = True) -> Any:
-        names = ("input_ids", "labels") if labels else ("input_ids",)
-        return collator([{name: list(document) for name in names} for document in documents])
-
+    given = replace(given, model=model, trainer=trainer, tokenizer=tokenizer)
+    if model is None:
+        raise TypeError(f"trainer: expected one that has its model, got {name_of(trainer)}; give the model first")
+    if None not in (given.batch, given.pack, given.step):
+        return given
     try:
-        rows = len(ids_of(collated([[5, 6, 7], [7, 6]])))
-    except Exception:  # whatever a collator that makes or pads no labels raises
-        collated = functools.partial(collated, labels=False)
-        rows = len(ids_of(collated([[5, 6, 7], [7, 6]])))
-    batch, pack = (given.batch or collated, given.pack) if rows > 1 else (given.batch, given.pack or collated)
-    step = given.step or registered("verified_models").trainer_step(trainer)
-    return replace(given, model=model, trainer=trainer, tokenizer=tokenizer, batch=batch, pack=pack, step=step)
+        parts = registered("verified_models").trainer_parts(trainer, _names(model))
+    except TypeError:
+        if given.batch is None and given.pack is None:
+            raise
+        return given
+    return replace(
+        given,
+        batch=given.batch or parts.batch,
+        pack=given.pack or parts.pack,
+        step=given.step or parts.step,
+        words=(*given.words, *parts.assumed),
+    )
 
 
 def _said_of(given: Given) -> list[str]:
@@ -124,17 +132,24 @@ def _said_of(given: Given) -> list[str]:
 def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
     if given.batch is None and (batch := registered("verified_models").tokenizer_batch(given.tokenizer)) is not None:
         given = replace(given, batch=batch)
+    names = _names(given.model)
+    batch, pack = (
+        None if make is None else functools.partial(_inputs, make, names) for make in (given.batch, given.pack)
+    )
+    given = replace(given, batch=batch, pack=pack)
     known = _known(given)
     if said := _said_of(given):
         known = replace(known, assumed=(*known.assumed, *said))
+    if given.batch is None and (batch := _of_packs(given, known)) is not None:
+        given = replace(given, batch=batch)
     tokens = token_ids(known.vocabulary or _vocabulary(given, known, modules), known.special)
     stack = Stack(
         known.name,
         known.model,
         given.model if isinstance(given.model, nn.Module) else next(iter(modules), None),
         tokens,
-        known.batch if given.batch is None else functools.partial(guarded, given.batch),
-        None if given.pack is None else functools.partial(guarded, given.pack),
+        given.batch or known.batch,
+        given.pack,
         known.decoders,
         known.generate,
         given.step,
@@ -148,11 +163,47 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
     )
     if given.batch is None and not known.masked and known.causal is None:
         stack = replace(stack, takes_padding=_ignores_later(stack))
+    if given.batch is not None and not _pads(stack):
+        words = "batch= takes documents of one length only, so no padding is tested"
+        stack = replace(stack, takes_padding=False, assumed=(*stack.assumed, words))
     stack = replace(stack, vocabulary=_without_special(stack))
     if given.second is not None:
         second = Given(given.second, given.batch, given.pack, None, None, None, given.causal, given.window)
         stack = replace(stack, second=opened(second), modules=(*modules, *modules_of((given.second,))))
     return stack
+
+
+def _inputs(make: Callable[[Documents], Any], names: frozenset[str] | None, documents: Documents) -> Any:
+    """What the user's function makes of documents, as inputs of a model whose arguments are `names`."""
+    return as_inputs(guarded(make, documents), lambda name: names is None or name in names)
+
+
+def _of_packs(given: Given, known: Known) -> Callable[[Documents], Any] | None:
+    """The user's packing, where the model cannot be called with tokens and their mask alone.
+
+    Raises:
+        Unmeasured: it needs other arguments, and no packing is given.
+    """
+    own = known.batch([[0, 1]])
+    needed = _required(given.model).difference(own) if isinstance(own, Mapping) else set()
+    if not needed or known.model is not given.model:
+        return None
+    if given.pack is None:
+        also = ", ".join(sorted(needed))
+        raise Unmeasured(f"batch: expected a function that makes inputs of {known.name}, which also needs {also}")
+    return given.pack
+
+
+def _pads(stack: Stack) -> bool:
+    """Whether `batch` takes documents of unequal lengths, or raises for others, too."""
+    lengths = ([3, 2], [3, 3])
+    made = []
+    for given in lengths:
+        try:
+            made.append(ids_of(stack.batch(drawn(stack.vocabulary, given))).dim() > 0)
+        except (TargetError, Inapplicable):
+            made.append(False)
+    return made != [False, True]
 
 
 def _ignores_later(stack: Stack) -> bool:
@@ -256,13 +307,29 @@ def _either(wrapper: TokenModel, model: Any, name: str) -> Callable[..., Any]:
     return call
 
 
+def _names(model: Any) -> frozenset[str] | None:
+    """The names of the model's arguments; None where it takes others, too, or they are not known."""
+    taken = _parameters(model)
+    if not taken or any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
+        return None
+    return frozenset(name for name, one in taken.items() if one.kind is not inspect.Parameter.POSITIONAL_ONLY)
+
+
+def _required(model: Any) -> set[str]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name for name, one in _parameters(model).items() if one.kind in kinds and one.default is one.empty}
+
+
+def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(model.forward if isinstance(model, nn.Module) else model).parameters
+    except (TypeError, ValueError):  # some functions of C have no signature
+        return {}
+
+
 def _arguments(model: Callable[..., Any]) -> tuple[str, bool]:
     """(the argument that takes token ids, "" where only its place is known; whether it takes attention_mask)."""
-    function = model.forward if isinstance(model, nn.Module) else model
-    try:
-        taken = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return "", False
+    taken = _parameters(model)
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
         return named(taken, IDS) or "input_ids", True
     by_name = [name for name, parameter in taken.items() if parameter.kind is not inspect.Parameter.POSITIONAL_ONLY]
@@ -332,7 +399,10 @@ def _vocabulary(given: Given, known: Known, modules: tuple[nn.Module, ...]) -> i
     """How many ids the embedding takes that reads them; else the width of the output."""
     tables = [part for module in modules for part in module.modules() if isinstance(part, nn.Embedding)]
     sizes: list[int] = []
-    inputs = (given.batch or known.batch)([[1, 0, 1]])
+    try:
+        inputs = (given.batch or known.batch)([[1, 0, 1]])
+    except TargetError:  # it may know other tokens
+        return _UNKNOWN
     ids = ids_of(inputs).flatten()
 
     def keep(part: nn.Module, places: Any, _: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...findings._finding import Finding
+from ...findings._finding import Finding, Inapplicable
 from .._bounds import Measure
 from .._comparing import Compared, Comparison, refilled
 from .._documents import Documents, drawn, exchanged, ids_of, located
@@ -20,6 +20,8 @@ _LENGTHS = (5, 11, 2, 7)
 
 
 def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
+    if stack.batch is stack.pack:
+        raise Inapplicable("the model is called with packs only")
     lengths = [stack.length(length) for length in (_LENGTHS if stack.takes_padding else (7,) * 4)]
     documents = drawn(stack.vocabulary, lengths)
     # Kernels choose paths by width: one beyond a power of two, where tiles of a mask end.

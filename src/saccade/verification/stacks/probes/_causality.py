@@ -51,7 +51,7 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     directions = {path.name: _direction(stack, measure, path, short) for path in paths}
     # A model may need its mask: nobody but this probe calls it without.
     paths = [path for path in paths if path.name != _UNMASKED or directions[path.name] != "raises"]
-    if stack.promises.causal is None and set(directions.values()) == {"bidirectional"}:
+    if stack.promises.causal is None and {directions[path.name] for path in paths} == {"bidirectional"}:
         raise Inapplicable("it is bidirectional: each output depends on later tokens on every path")
     for path in paths:
         finding = _leaking(stack, measure, path, {name for name, way in directions.items() if way == "causal"})
@@ -106,13 +106,14 @@ def _leaks(
 ) -> list[Leak | None]:
     """For each token, the effect of changing it alone on the outputs before it, None where there is none."""
     tokens = [token for token in tokens if token < len(document)]
-    changed = [exchanged(document, stack.vocabulary, token, token + 1) for token in tokens]
-    before, *after = _outputs(stack, path, [document, *changed])
-    leaks = [_leak(measure, token, out, before) for token, out in zip(tokens, after, strict=True)]
-    if any(leaks):  # rows of one batch may reach each other, which is another fault
-        [before] = _outputs(stack, path, [document])
-        outs = [_outputs(stack, path, [row])[0] for row in changed]
-        leaks = [_leak(measure, token, out, before) for token, out in zip(tokens, outs, strict=True)]
+    rows = [document, *(exchanged(document, stack.vocabulary, token, token + 1) for token in tokens)]
+    leaks: list[Leak | None] = []
+    # Rows of one batch may reach each other, which is another fault, and a pack of all may be too long.
+    for batches in ([[row] for row in rows],) if stack.batch is stack.pack else ([rows], [[row] for row in rows]):
+        before, *after = [out for batch in batches for out in _outputs(stack, path, batch)]
+        leaks = [_leak(measure, token, out, before) for token, out in zip(tokens, after, strict=True)]
+        if not any(leaks):
+            break
     return leaks
 
 

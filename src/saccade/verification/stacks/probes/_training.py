@@ -6,8 +6,9 @@ Shape legend: R rows, L length, H heads, V width of an output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -335,8 +336,9 @@ def _accumulation(stack: Stack, step: Step) -> Iterator[Finding]:
         return
     documents = smallest([first, second], is_wrong)
     apart, parameter = _apart(of(documents), of(*([document] for document in documents)))
-    words, fix = _why(stack, of, bound)
-    yield PROBE.error(
+    crossing = _targets(stack, documents) != sum(_targets(stack, [document]) for document in documents)
+    words, fix = _PADDING_PREDICTS if crossing else _why(stack, of, bound)
+    finding = PROBE.error(
         f"Accumulated gradients of two micro-batches of {len(documents[0])} and {len(documents[1])} tokens differ by "
         f"{apart:.3g} of the largest from those of one batch of both: {words}",
         "Training depends on how a batch is divided: another number of micro-batches, or of devices, is another loss.",
@@ -345,6 +347,21 @@ def _accumulation(stack: Stack, step: Step) -> Iterator[Finding]:
         where=_name_of(stack, parameter),
         largest_difference=apart,
     )
+    yield replace(finding, severity="warning") if crossing else finding
+
+
+# Collators that pad on the left usually do this: one token in a row.
+_PADDING_PREDICTS = (
+    "padding before a row is trained to predict its first token",
+    "labels[attention_mask.cumsum(-1) == 1] = -100  # the first token of each row",
+)
+
+
+def _targets(stack: Stack, documents: Documents) -> int:
+    """How many labels of a batch the outputs before them are to predict."""
+    inputs = stack.batch(documents)
+    labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+    return int((labels[:, 1:] != -100).sum()) if isinstance(labels, Tensor) and labels.dim() == 2 else 0
 
 
 def _why(stack: Stack, of: Callable[..., Gradients], bound: float) -> tuple[str, str]:

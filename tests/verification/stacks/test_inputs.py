@@ -1,0 +1,132 @@
+"""What collators return, and what models need: forms of inputs that are not faults."""
+
+from __future__ import annotations
+
+import collections
+import types
+from dataclasses import dataclass
+
+import pytest
+import torch
+from stacks.dense import Dense
+from torch import Tensor, nn
+
+import saccade
+
+
+def padded(documents):
+    width = max(map(len, documents))
+    rows = [[*document, *[0] * (width - len(document))] for document in documents]
+    real = [[1] * len(document) + [0] * (width - len(document)) for document in documents]
+    return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(real)}
+
+
+class Encoder(Dense):
+    """Bidirectional, and of no use without its mask."""
+
+    def forward(self, input_ids, attention_mask, position_ids=None):
+        return super().forward(input_ids, attention_mask, position_ids)
+
+    def pairs(self, length, attention_mask):
+        return attention_mask[:, None, None].bool().expand(-1, -1, length, -1)
+
+
+@pytest.mark.parametrize("batch", [None, padded])
+def test_an_encoder_that_needs_its_mask(batch):
+    """Fails where a call without the mask, which only the probe makes, turns a bidirectional model into a leak."""
+    assert saccade.verify_stack(Encoder(), batch=batch).ok
+
+
+class NeedsTypes(Dense):
+    def forward(self, input_ids, token_type_ids):
+        return super().forward(input_ids)
+
+
+def test_a_model_that_needs_more_than_tokens():
+    """Fails where a missing argument is called a fault of the stack."""
+    report = saccade.verify_stack(NeedsTypes())
+    assert not report.findings
+    assert "function that makes inputs of NeedsTypes, which also needs token_type_ids" in report.outcomes[0].reason
+
+
+def padded_left(documents):
+    return padded([document[::-1] for document in documents])["input_ids"].flip(-1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    input_ids: Tensor
+    attention_mask: Tensor
+
+
+class ReadsRows(Dense):
+    def forward(self, rows):
+        return super().forward(rows.input_ids, rows.attention_mask)
+
+
+FORMS = {
+    "a UserDict": collections.UserDict,
+    "lists": lambda made: {name: value.tolist() for name, value in made.items()},
+    "arrays": lambda made: {name: value.numpy() for name, value in made.items()},
+    "a dataclass": lambda made: Rows(**made),
+    "an object": lambda made: types.SimpleNamespace(**made),
+    "a named tuple": lambda made: collections.namedtuple("Made", made)(**made),
+    "a tuple": lambda made: tuple(made.values()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_that_collators_return(form):
+    """Fails where token ids are not found in this form, or lose their mask."""
+    report = saccade.verify_stack(Dense(), batch=lambda documents: FORMS[form](padded(documents)))
+    assert report.ok, report
+
+
+def test_objects_that_the_model_reads_itself():
+    report = saccade.verify_stack(ReadsRows(), batch=lambda documents: Rows(**padded(documents)))
+    assert report.ok, report
+    wrong = saccade.verify_stack(
+        ReadsRows(),
+        batch=lambda documents: Rows(padded(documents)["input_ids"].flip(-1), padded(documents)["attention_mask"]),
+    )
+    assert not wrong.ok
+
+
+class OneByOne(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = Dense()
+
+    def forward(self, rows):
+        return [self.model(row[None])[0] for row in rows]
+
+
+def test_rows_of_unequal_length_are_named():
+    report = saccade.verify_stack(OneByOne(), batch=lambda rows: list(map(torch.tensor, rows)))
+    assert not report.findings
+    assert "got a list of rows of 7, 7, 7 tokens" in report.outcomes[0].reason
+
+
+class Flattened(Dense):
+    """Documents of one row, told apart by cumulative lengths alone; outputs (L, width)."""
+
+    def forward(self, input_ids, cu_seqlens):
+        lengths = cu_seqlens.diff()
+        owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        positions = torch.cat([torch.arange(int(length)) for length in lengths])[None]
+        return super().forward(input_ids[None], (owner[:, None] == owner)[None, None], positions)[0]
+
+
+def flattened(documents, *, last=None):
+    ends = torch.tensor([0, *map(len, documents)]).cumsum(0)
+    return {
+        "input_ids": torch.tensor([token for document in documents for token in document]),
+        "cu_seqlens": ends if last is None else ends[[0, last]],
+    }
+
+
+def test_a_model_that_is_called_with_packs_only():
+    """Fails where such a model is called with a batch that nobody makes; or its packing is no longer tested."""
+    assert saccade.verify_stack(Flattened(), pack=flattened).ok
+    report = saccade.verify_stack(Flattened(), pack=lambda documents: flattened(documents, last=-1))
+    assert [finding.probe for finding in report.findings] == ["packing"]
