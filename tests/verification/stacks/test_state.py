@@ -115,3 +115,19 @@ def test_a_table_of_one_dtype_does_not_stay_for_the_other():
     assert saccade.verify_stack(model, pack=packed).ok
     assert torch.float64 in model.worked_in
     assert model(torch.tensor([[5, 6]])).dtype == torch.float32
+
+
+class Lazy(dict):
+    """A table as transformers keeps its classes in: it cannot be copied, and loads what is read."""
+
+    def __init__(self, mapping):
+        super().__init__()
+
+    def values(self):
+        raise AssertionError("it was read")
+
+
+def test_tables_of_other_kinds_are_neither_copied_nor_read():
+    model = Dense()
+    model.classes = Lazy({})
+    assert saccade.verify_stack(model).ok

@@ -6,7 +6,7 @@ import functools
 import inspect
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...support._seeding import seeded
 
 _PLAIN = (int, float, str, bytes, bool, type(None), torch.dtype, torch.device)
+_CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}  # others may load, count or refuse when copied
 _MOST = 50_000  # objects; modules come first, so that data sets of a trainer are what is left out
 _LONGEST = 10_000  # entries of a list or dict: longer ones are data
 _LARGEST = 2**28  # bytes of a tensor whose numbers are copied
@@ -83,7 +84,7 @@ class _State:
         if isinstance(value, torch.Generator):
             self.generators.append((value, value.get_state()))
             return ()
-        if isinstance(value, (dict, list, set, deque)):
+        if type(value) in _CONTAINERS:
             if len(value) > _LONGEST:
                 return ()
             self.containers.append((value, value.copy()))
