@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ....support._seeding import seeded
-from ...findings._finding import Finding, Inapplicable, TargetError
+from ...findings._finding import Finding, Inapplicable, TargetError, Unmeasured
 from .._bounds import Measure, training
 from .._documents import Documents, drawn, exchanged, located
 from .._probe import Probe
@@ -48,11 +49,16 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     if stack.promises.causal is False:
         raise Inapplicable("it is bidirectional")
     short = drawn(stack.vocabulary, [stack.length(_LENGTHS[0])])[0]
-    directions = {path.name: _direction(stack, measure, path, short) for path in paths}
+    directions = {}
+    for at, path in enumerate(paths):
+        paths[at], directions[path.name] = _typed(stack, measure, path, short)
     # A model may need its mask: nobody but this probe calls it without.
     paths = [path for path in paths if path.name != _UNMASKED or directions[path.name] != "raises"]
-    if stack.promises.causal is None and {directions[path.name] for path in paths} == {"bidirectional"}:
-        raise Inapplicable("it is bidirectional: each output depends on later tokens on every path")
+    ways = {directions[path.name] for path in paths}
+    if stack.promises.causal is None and len(ways) == 1 and not ways & {"causal", "raises"}:
+        way = ways.pop()
+        reason = Inapplicable if "bidirectional:" in way else Unmeasured
+        raise reason(f"nothing says that it is causal (otherwise causal=True), and {way}")
     for path in paths:
         finding = _leaking(stack, measure, path, {name for name, way in directions.items() if way == "causal"})
         if finding is not None:
@@ -71,15 +77,57 @@ def _paths(stack: Stack) -> Iterator[CallPath]:
     yield CallPath("in train mode", stack.batch, lambda: training(stack))
 
 
+def _typed(stack: Stack, measure: Measure, path: CallPath, document: list[int]) -> tuple[CallPath, str]:
+    """The path and its direction; where token_type_ids mark a prefix or an image that sees itself whole, the path with
+    those of one type, under which it is causal."""
+    direction = _direction(stack, measure, path, document)
+    inputs = path.inputs([document])
+    types = inputs.get("token_type_ids") if isinstance(inputs, Mapping) else None
+    for value in (0, 1) if isinstance(types, Tensor) and direction not in ("causal", "raises") else ():
+
+        def typed(documents: Documents, value: int = value) -> Any:
+            made = path.inputs(documents)
+            return {**made, "token_type_ids": torch.full_like(made["token_type_ids"], value)}
+
+        plain = replace(path, inputs=typed)
+        if (way := _direction(stack, measure, plain, document)) == "causal":
+            return plain, way
+    return path, direction
+
+
 def _direction(stack: Stack, measure: Measure, path: CallPath, document: list[int]) -> str:
-    """ "causal", "bidirectional" or "neither", by what each token changes in the output before its own."""
+    """ "causal", "raises", or on which later tokens outputs depend, in words."""
+    depends = torch.zeros(len(document), len(document), dtype=torch.bool)  # of outputs on tokens
     try:
-        reached = _leaks(stack, measure, path, document, range(1, len(document)))
+        [before] = _outputs(stack, path, [document])
+        for token in range(len(document)):
+            [after] = _outputs(stack, path, [exchanged(document, stack.vocabulary, token, token + 1)])
+            if (difference := measure.compare(after, before)) is not None:
+                depends[list(difference.differing), token] = True
     except TargetError:
         return "raises"
-    if not any(reached):
+    return _in_words(depends)
+
+
+def _in_words(depends: Tensor) -> str:
+    later = depends.triu(1)
+    if not bool(later.any()):
         return "causal"
-    return "bidirectional" if all(leak and leak.share == 1 for leak in reached) else "neither"
+    if torch.equal(later, torch.ones_like(later).triu(1)):
+        return "it is bidirectional: each output depends on later tokens on every path"
+    if torch.equal(depends, depends.T):
+        return "it is bidirectional: within a distance outputs depend on later tokens as on earlier ones"
+    last = torch.stack([row.nonzero().max() if bool(row.any()) else torch.tensor(at) for at, row in enumerate(later)])
+    sizes = last.unique_consecutive(return_counts=True)[1].tolist()
+    if torch.equal(later, (last[:, None] == last).triu(1)):
+        prefix = sizes[0] > 1 and max([1, *sizes[1:]]) == 1
+        return (
+            f"its first {sizes[0]} tokens are a prefix whose tokens see each other"
+            if prefix
+            else (f"tokens see each other in blocks of {', '.join(map(str, sizes))}")
+        )
+    at = int((last > torch.arange(len(last))).nonzero()[0])
+    return f"it is neither causal nor bidirectional; output {at} depends on tokens up to {int(last[at])}"
 
 
 def _leaking(stack: Stack, measure: Measure, path: CallPath, causal: set[str]) -> Finding | None:

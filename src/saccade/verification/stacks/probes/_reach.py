@@ -111,7 +111,14 @@ def _say_what_is_left(rules: LayerRules | None, length: int, unobserved: Mapping
 
 
 def _inputs(stack: Stack, document: list[int]) -> Iterator[tuple[str, Any]]:
+    """
+    Raises:
+        Unmeasured: the inputs say by themselves which tokens see each other, as those of a prefix do.
+    """
     alone = stack.batch([document])
+    types = alone.get("token_type_ids") if isinstance(alone, Mapping) else None
+    if isinstance(types, Tensor) and len(types.unique()) > 1:
+        raise Unmeasured("token_type_ids may mark tokens that see each other, which no configuration says")
     yield "as the batch is made", alone
     if isinstance(alone, Mapping) and "attention_mask" in alone:
         yield "without attention_mask", {name: value for name, value in alone.items() if name != "attention_mask"}
