@@ -40,7 +40,7 @@ class FileOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class TextOptions:
+class TextInputOptions:
     """Text and tokens"""
 
     hold_out: list[Path] | None = option(
@@ -179,7 +179,7 @@ def log_wanted(asked: bool | None) -> bool:
 
 
 def settings_of(
-    data: TextOptions, learning: LearningOptions, machine: MachineOptions, keeping: EvaluationOptions | None = None
+    data: TextInputOptions, learning: LearningOptions, machine: MachineOptions, keeping: EvaluationOptions | None = None
 ) -> LanguageSettings:
     """The options as settings of the training loop."""
     from ..make.training import EvaluationSettings, Execution, LanguageSettings

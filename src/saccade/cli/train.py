@@ -38,7 +38,7 @@ from ._train_options import (
     MachineOptions,
     ModelOptions,
     Text,
-    TextOptions,
+    TextInputOptions,
     settings_of,
     sizes_of,
 )
@@ -73,7 +73,7 @@ def language_model(
     call: typer.Context,
     text: Text,
     files: FileOptions,
-    data: TextOptions,
+    data: TextInputOptions,
     shape: ModelOptions,
     learning: LearningOptions,
     machine: MachineOptions,

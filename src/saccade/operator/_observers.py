@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from ..support._threads import Blocks
+from ..support._threads import ThreadBlocks
 from ._call import AttentionCall, ObservedCall
 
 Observer = Callable[[ObservedCall], None]
@@ -72,7 +72,7 @@ class _Thread(threading.local):
 
 
 THREAD = _Thread()
-_PADDING_IN_PLACE: Blocks[None] = Blocks()
+_PADDING_IN_PLACE: ThreadBlocks[None] = ThreadBlocks()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def _nothing() -> Callable[[], None]:
     return lambda: None
 
 
-class Blocks(Generic[T]):
+class ThreadBlocks(Generic[T]):
     """Blocks that each hold a value, on any thread. While one is open, a replacement may be in place.
 
     Args:

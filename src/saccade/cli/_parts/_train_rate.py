@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .._errors import UserError, require
-from .._train_options import MachineOptions, ModelOptions, RangeTestOptions, Text, TextOptions, settings_of
+from .._train_options import MachineOptions, ModelOptions, RangeTestOptions, Text, TextInputOptions, settings_of
 
 if TYPE_CHECKING:
     from ...make.training import RangeTest
@@ -19,7 +19,7 @@ LINES = 20  # rows of the table
 
 def learning_rate(
     text: Text,
-    data: TextOptions,
+    data: TextInputOptions,
     shape: ModelOptions,
     trial: RangeTestOptions,
     machine: MachineOptions,

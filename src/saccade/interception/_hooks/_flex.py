@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame
 
-from ...support._threads import Blocks
+from ...support._threads import ThreadBlocks
 from ._replaced import run_handlers
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class _ExchangedCode:
     """PyTorch's function while there are handlers: its code is `_exchanged`."""
 
     def __init__(self) -> None:
-        self.handlers: Blocks[FlexHandler] = Blocks(self._put)
+        self.handlers: ThreadBlocks[FlexHandler] = ThreadBlocks(self._put)
         self.below: Callable[..., Any] = _nothing
         self.code: CodeType = _exchanged.__code__.replace(co_name="flex_attention")
 

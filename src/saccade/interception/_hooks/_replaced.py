@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...support._threads import Blocks, Entered
+from ...support._threads import Entered, ThreadBlocks
 from ._calls import SdpaCall
 
 Proceed = Callable[[], Any]
@@ -32,7 +32,7 @@ def _without_fast_path() -> Callable[[], None]:
     return functools.partial(torch.backends.mha.set_fastpath_enabled, before)
 
 
-_FAST_PATH: Blocks[None] = Blocks(_without_fast_path)
+_FAST_PATH: ThreadBlocks[None] = ThreadBlocks(_without_fast_path)
 
 
 class _Replacement:
@@ -46,7 +46,7 @@ class _Replacement:
 
     def __init__(self, name: str, read: Callable[..., Any]) -> None:
         self.name, self.read = name, read
-        self.handlers: Blocks[AnyHandler] = Blocks(self._put)
+        self.handlers: ThreadBlocks[AnyHandler] = ThreadBlocks(self._put)
         self.ours: Any = None
 
     @contextmanager

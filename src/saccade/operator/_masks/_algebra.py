@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._intervals import Kind, Region, both, either, inverted
 from ._mask import Lengths, Mask, fixed_lengths
-from ._program import Opcode, Program, ProgramScope
+from ._program import Opcode, ProgramScope, ProgramWriter
 
 
 class _Several(Mask):
@@ -48,7 +48,7 @@ class _Several(Mask):
     def _value(self) -> tuple[Hashable, ...]:
         return self.parts
 
-    def _write_parts(self, operation: Opcode, program: Program, scope: ProgramScope) -> None:
+    def _write_parts(self, operation: Opcode, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(operation, len(self.parts))
         for part in self.parts:
             program.part(part, scope)
@@ -78,7 +78,7 @@ class And(_Several):
     def region_kind(self, region: Region) -> Kind:
         return both(part.region_kind(region) for part in self.parts)
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         self._write_parts(Opcode.ALL, program, scope)
 
     @property
@@ -97,7 +97,7 @@ class Or(_Several):
     def region_kind(self, region: Region) -> Kind:
         return either(part.region_kind(region) for part in self.parts)
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         self._write_parts(Opcode.ANY, program, scope)
 
     @property
@@ -135,7 +135,7 @@ class Not(Mask):
     def region_kind(self, region: Region) -> Kind:
         return inverted(self.part.region_kind(region))
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.INVERT)
         program.part(self.part, scope)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ._data import block_counts, dense, describe, lasting, of_vmap, unwrapped, zeros_and_ones
 from ._intervals import Kind, Region
 from ._mask import Mask, MaskProblem
-from ._program import Opcode, Program, ProgramScope
+from ._program import Opcode, ProgramScope, ProgramWriter
 
 _BLOCK = 32
 
@@ -108,7 +108,7 @@ class FromTensor(Mask):
     def _from_fields(cls, **fields: Any) -> Mask:
         return cls(fields["tensor"])
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.TENSOR, program.table(self.tensor))
 
     def __repr__(self) -> str:

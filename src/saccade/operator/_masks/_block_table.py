@@ -11,7 +11,7 @@ from torch import Tensor
 from ._data import OwnedTensor, block_counts, bounded, describe
 from ._intervals import Kind, Region, Span
 from ._mask import Mask, MaskProblem
-from ._program import Opcode, Program, ProgramScope
+from ._program import Opcode, ProgramScope, ProgramWriter
 
 _SIDE = 64  # rows and keys of a tile of `Opcode.TILES`
 _EMPTY, _FULL = -1, -2
@@ -75,7 +75,7 @@ class BlockTable(Mask):
                 f"there are {problem.rows} and {problem.keys}"
             )
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         starts = scope.rows[0], scope.keys[0]
         if any(size % _SIDE for size in self.size) or any(start % _SIDE for start in starts):
             program.work_out(self, scope, program)

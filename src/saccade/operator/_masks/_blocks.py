@@ -13,7 +13,7 @@ from torch import Tensor
 from ._data import OwnedTensor, block_counts, bounded, describe, whole
 from ._intervals import Kind, Region, Span, counted
 from ._mask import Mask, MaskProblem
-from ._program import Opcode, Program, ProgramScope
+from ._program import Opcode, ProgramScope, ProgramWriter
 
 _LOW = 0xFFFFFFFF
 _MANY = 4096  # beyond so many blocks a rectangle is not worth counting
@@ -96,7 +96,7 @@ class Blocks(Mask):
         if problem.keys > keys:
             raise ValueError(f"Blocks: the layout covers {keys} keys, there are {problem.keys}")
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.BLOCKS, program.table(self.layout), self.size)
 
     def __repr__(self) -> str:
@@ -193,7 +193,7 @@ class RandomBlocks(Mask):
         for part in range(max(first, 0), last + 1):
             yield _block_drawn(self._start, count, drawer, part)
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.RANDOM, self._start, self.size, self.count, int(self.symmetric))
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ._data import OwnedTensor, bounded_table, describe
 from ._intervals import Kind, Region, Span
 from ._mask import Mask, MaskProblem, common
-from ._program import Opcode, Program, ProgramScope
+from ._program import Opcode, ProgramScope, ProgramWriter
 
 Ids = Sequence[int] | Sequence[Sequence[int]] | Tensor | OwnedTensor
 
@@ -132,7 +132,7 @@ class Documents(Mask):
     def sees_itself(self) -> bool:
         return self.key_ids is None
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.DOCUMENTS, program.table(self.query_ids), program.table(self.key_ids))
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ._data import describe
 from ._intervals import Kind, Region, throughout
 from ._mask import Lengths, Mask, fixed_lengths
-from ._program import Opcode, Program, ProgramScope
+from ._program import Opcode, ProgramScope, ProgramWriter
 
 
 class PerHead(Mask):
@@ -104,7 +104,7 @@ class PerHead(Mask):
     def widens(self) -> bool:
         return all(part.widens for part in self._distinct)
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.HEADS, len(self._distinct), len(self._which), *self._which)
         for part in self._distinct:
             program.part(part, scope)

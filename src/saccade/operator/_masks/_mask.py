@@ -23,7 +23,7 @@ from ._intervals import Kind, Region, Span
 
 if TYPE_CHECKING:
     from ._picture import MaskPicture
-    from ._program import Program, ProgramScope
+    from ._program import ProgramScope, ProgramWriter
 
 Lengths = tuple[int, int]
 Where = slice | range | tuple[int, int]
@@ -126,7 +126,7 @@ class Mask(ABC):
         """A mask of the same class, from the values of its fields."""
         return cls(**fields)
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         """Write the mask's part of the program for the native kernels. The mask of a class without `write` is computed
         in tiles."""
         raise NotImplementedError

@@ -11,7 +11,7 @@ from torch import Tensor
 from ._data import OwnedTensor, Subset, bounded_table, describe, lasting, traced, zeros_and_ones
 from ._intervals import Kind, Region, both
 from ._mask import Mask, MaskProblem, common
-from ._program import Opcode, Program, ProgramScope
+from ._program import Opcode, ProgramScope, ProgramWriter
 
 Kept = Sequence[int] | Sequence[Sequence[bool]] | Tensor
 
@@ -111,7 +111,7 @@ class Padding(Mask):
     def by_key(self) -> bool:
         return self.queries is None
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         rows = None if self.queries is None else self.queries.table
         program.write(Opcode.PADDING, program.table(self.keys.table), program.table(rows))
 

@@ -13,7 +13,7 @@ from ._algebra import bracketed
 from ._data import OwnedTensor, bounded, extent, numbers, per_item
 from ._intervals import Kind, Region, Span, throughout
 from ._mask import Lengths, Mask, MaskProblem, Where, span
-from ._program import Opcode, Program, ProgramScope
+from ._program import Opcode, ProgramScope, ProgramWriter
 
 
 def shared(masks: Sequence[Mask]) -> Hashable:
@@ -101,7 +101,7 @@ class At(Mask):
     def widens(self) -> bool:
         return self.part.widens
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.AT, *program.number(self.offset))
         program.part(self.part, scope._replace(offset=self.offset))
 
@@ -193,7 +193,7 @@ class Slice(Mask):
     def widens(self) -> bool:
         return self.part.widens
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         lengths = self.lengths
         program.write(Opcode.SLICE, self.rows[0], self.keys[0], *(lengths or (0, 0)), int(lengths is not None))
         rows, keys = _shifted(scope.rows, self.rows[0]), _shifted(scope.keys, self.keys[0])

@@ -72,14 +72,14 @@ class ProgramScope(NamedTuple):
         return self.whole.kind(*asked, bottom - top, right - left) == "partial"
 
 
-class Program:
+class ProgramWriter:
     """The program written so far. Tables are passed on without a copy.
 
     Args:
         work_out: writes a part that has no program of its own, pair by pair where that is needed.
     """
 
-    def __init__(self, work_out: Callable[[Mask, ProgramScope, Program], None]):
+    def __init__(self, work_out: Callable[[Mask, ProgramScope, ProgramWriter], None]):
         self.numbers: list[int] = []
         self.tensors: list[Tensor] = []
         self.work_out = work_out

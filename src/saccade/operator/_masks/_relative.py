@@ -10,7 +10,7 @@ from torch import Tensor
 from ._data import OwnedTensor, bounded, extent, numbers, per_item
 from ._intervals import Kind, Region, band, both, chunks_apart, either, in_columns
 from ._mask import Mask
-from ._program import OPEN, Opcode, Program, ProgramScope
+from ._program import OPEN, Opcode, ProgramScope, ProgramWriter
 
 
 class Causal(Mask):
@@ -48,7 +48,7 @@ class Causal(Mask):
     def region_kind(self, region: Region) -> Kind:
         return band(*region.distances(), None, 0)
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.WINDOW, OPEN, 0)
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class Window(Mask):
     def widens(self) -> bool:
         return self.left is None
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.WINDOW, *(OPEN if side is None else side for side in (self.left, self.right)))
 
     def __repr__(self) -> str:
@@ -167,7 +167,7 @@ class Prefix(Mask):
         seen: Kind = "full" if stop <= least else "empty" if start >= most else "partial"
         return either((band(*region.distances(), None, 0), seen))
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.PREFIX, *program.number(self.length))
 
     def __repr__(self) -> str:
@@ -229,7 +229,7 @@ class Strided(Mask):
         next_column = -(-max(least, 0) // self.stride) * self.stride
         return "partial" if near == "empty" and next_column <= most else near
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.STRIDED, self.stride)
 
     def __repr__(self) -> str:
@@ -290,7 +290,7 @@ class Fixed(Mask):
         shown = chunks_apart(region, self.stride), in_columns(region.keys, self.stride, self.columns)
         return both((band(low, high, None, 0), either(shown)))
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.FIXED, self.stride, self.columns)
 
     def __repr__(self) -> str:

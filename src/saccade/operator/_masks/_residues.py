@@ -7,7 +7,7 @@ from torch import Tensor
 from ._data import bounded
 from ._intervals import Kind, Region, chunks_apart, in_columns
 from ._mask import Mask
-from ._program import Opcode, Program, ProgramScope
+from ._program import Opcode, ProgramScope, ProgramWriter
 
 
 class Dilated(Mask):
@@ -59,7 +59,7 @@ class Dilated(Mask):
             return "empty"
         return "full" if self.step == 1 or low == high else "partial"
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.DILATED, self.step)
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ class Chunks(Mask):
     def region_kind(self, region: Region) -> Kind:
         return chunks_apart(region, self.size, self.left, self.right)
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.CHUNKS, self.size, self.left, self.right)
 
     def __repr__(self) -> str:
@@ -169,7 +169,7 @@ class Columns(Mask):
     def region_kind(self, region: Region) -> Kind:
         return in_columns(region.keys, self.stride, self.columns)
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         program.write(Opcode.COLUMNS, self.stride, self.columns)
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ._data import OwnedTensor, Subset, bounded_table, describe
 from ._intervals import Kind, Region, Span, counted, either
 from ._mask import Mask, MaskProblem
-from ._program import Opcode, Program, ProgramScope
+from ._program import Opcode, ProgramScope, ProgramWriter
 
 _NEAR = 1 << 20  # positions below it have a table of all positions: no search, and alike for all lengths in a graph
 
@@ -86,7 +86,7 @@ class Global(Mask):
             have = self.tokens.shape[-1]
             raise ValueError(f"Global: {have} booleans, but queries and keys reach position {reached - 1}")
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         if isinstance(self.members, Subset):
             program.write(Opcode.GLOBAL, program.table(self.members.table))
         elif scope.beyond:
@@ -191,7 +191,7 @@ class Edges(Mask):
         size = (region.positions[1] - region.positions[0]) * (region.keys[1] - region.keys[0])
         return counted(int(kept), size)
 
-    def write(self, program: Program, scope: ProgramScope) -> None:
+    def write(self, program: ProgramWriter, scope: ProgramScope) -> None:
         starts, keys = self._starts.values, self.keys.values
         if self.by_lengths:
             positions = _moved_near(scope, 0, program)
@@ -244,7 +244,7 @@ def _dense_enough(positions: np.ndarray, count: int) -> bool:
     return bool(positions.max(initial=-1) < max(_NEAR, 16 * count))
 
 
-def _moved_near(scope: ProgramScope, first: int, program: Program) -> np.ndarray:
+def _moved_near(scope: ProgramScope, first: int, program: ProgramWriter) -> np.ndarray:
     """The positions of this call's rows, one span for each different offset; they are counted from `first` on.
 
     It is placed so that its position `first + n` is the n-th of these, however far away and apart they are.

@@ -36,7 +36,7 @@ class Slot(NamedTuple):
     number: int
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """An operation on captured tensors."""
 
     function: Callable[..., Any]
@@ -64,7 +64,7 @@ class Trace(NamedTuple):
     program: Program | None  # None: the function cannot be traced
     reason: str
     constants: dict[int, Tensor]  # slots of tensors that depend on nothing
-    steps: tuple[Step, ...]
+    steps: tuple[RecordedStep, ...]
     tables: tuple[int, ...]  # slots
 
     def read(self, captured: list[Tensor]) -> list[Tensor] | None:
@@ -108,7 +108,7 @@ class Recorder(TorchFunctionMode):
         self._constants: set[int] = set()  # slots of what depends on nothing
         self._foreign: set[int] = set()
         self._sized: set[int] = set()
-        self._steps: list[Step] = []
+        self._steps: list[RecordedStep] = []
         self.unknown: list[Tensor] = []  # that the walk did not meet
         self._stand_ins: dict[int, Tensor] = {}  # of tensors of torch.func, which has no values here
         for tensor in captured:
@@ -147,7 +147,7 @@ class Recorder(TorchFunctionMode):
         slot = self._slots[id(tensor)]
         if slot not in self._sized:
             self._sized.add(slot)
-            self._ask(Step(_SHAPE, (Slot(slot),), {}, ()), tensor.shape)
+            self._ask(RecordedStep(_SHAPE, (Slot(slot),), {}, ()), tensor.shape)
 
     def written(self, tensor: Tensor) -> None:
         slot = self._slots.get(id(tensor), self._captured)
@@ -228,7 +228,7 @@ class Recorder(TorchFunctionMode):
         if several:
             tensors = [part for part in result if isinstance(part, Tensor)]
         nested = [part for part in stored_args if type(part) is not Slot], stored_kwargs
-        step = Step(func, stored_args, stored_kwargs, (), nested=_mapped(nested, Slot, str) != nested)
+        step = RecordedStep(func, stored_args, stored_kwargs, (), nested=_mapped(nested, Slot, str) != nested)
         if not tensors:
             if name_of(func) not in _STATIC:
                 self._ask(step, result)
@@ -247,7 +247,7 @@ class Recorder(TorchFunctionMode):
             self._steps.append(step._replace(results=tuple(slots)))
         return result
 
-    def _ask(self, step: Step, answer: Any) -> None:
+    def _ask(self, step: RecordedStep, answer: Any) -> None:
         """Something that the function learned about captured tensors."""
         needs = step.needs()
         if not needs or all(slot in self._constants for slot in needs):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils import checkpoint as _torch
 
-from ...support._threads import Blocks
+from ...support._threads import ThreadBlocks
 from ..monitoring.calls._thread import suspended
 
 Repeating = Callable[[], AbstractContextManager[None]]
@@ -56,7 +56,7 @@ def _put() -> Callable[[], None]:
 
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 _FUNCTION = "CheckpointFunction"
-_REPEATED: Blocks[Repeated] = Blocks(_put)
+_REPEATED: ThreadBlocks[Repeated] = ThreadBlocks(_put)
 
 
 def _repeating(function: Callable[..., Any], runs_now: bool = False) -> Callable[..., Any]:

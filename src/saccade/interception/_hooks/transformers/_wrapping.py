@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ....support._extras import installing
-from ....support._threads import Blocks
+from ....support._threads import ThreadBlocks
 
 Function = Callable[..., Any]
 
@@ -84,4 +84,4 @@ def _put() -> Callable[[], None]:
     return put_back
 
 
-_WRAPPERS: Blocks[Callable[[Function], Function]] = Blocks(_put)
+_WRAPPERS: ThreadBlocks[Callable[[Function], Function]] = ThreadBlocks(_put)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..._masks import Mask
 from ..._masks._data import OwnedTensor, extent, lasting, per_item
 from ..._masks._intervals import Region, Span
-from ..._masks._program import Opcode, Program, ProgramScope, has_program, is_beyond
+from ..._masks._program import Opcode, ProgramScope, ProgramWriter, has_program, is_beyond
 from ..._masks._traced import TracedMask
 from ._kernels import module
 from ._traced_tiles import EMPTY, FULL, SIDE, traced_tiles
@@ -36,7 +36,7 @@ class MaskProgram(NamedTuple):
 
 def lower(mask: Mask, Lq: int, Lk: int) -> MaskProgram:
     """The mask for Lq queries and Lk keys as numbers and tensors; its tables are passed on as they are, not copied."""
-    program = Program(_tiles)
+    program = ProgramWriter(_tiles)
     program.part(mask, ProgramScope((0, Lq), (0, Lk), Lk - Lq, mask))
     return MaskProgram(program.numbers, program.tensors)
 
@@ -76,7 +76,7 @@ def _is_structured(mask: Mask, beyond: bool) -> bool:
     return has_program(mask) and not by_lengths and all(_is_structured(part, beyond) for part in mask._children())
 
 
-def _tiles(mask: Mask, scope: ProgramScope, program: Program) -> None:
+def _tiles(mask: Mask, scope: ProgramScope, program: ProgramWriter) -> None:
     """Lower a predicate to tiles of 64 x 64 bits. Equal tiles are stored once, and uniform tiles are not stored."""
     if isinstance(mask, TracedMask):
         tables = [program.table(torch.from_numpy(array)) for array in traced_tiles(mask, scope)]
