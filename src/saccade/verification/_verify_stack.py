@@ -55,16 +55,19 @@ def verify_stack(
     Args:
         model: a transformers model, an `nn.Module`, or a callable of token ids (B, L) that may take attention_mask=
             and position_ids=. It returns logits or hidden states (B, L, width), or an object that has them as
-            `.logits` or `.last_hidden_state`. Or a trainer, as `trainer`.
+            `.logits` or `.last_hidden_state`. Or a trainer, as `trainer`. Or the http:// address of an endpoint on this
+            machine that returns log probabilities of prompts, as vLLM's and llama.cpp's /v1/completions do.
         batch: a list of documents, each a list of token ids, to inputs of the model: the collator with its padding.
             Inputs are a dict of arguments, a tuple of them, or a tensor. None: padded on the right.
         pack: the same, all documents in one row; `labels` among the inputs are tested, too.
         decode: (tokens so far, state) -> (logits of the last token (V,), state); state None begins a sequence.
-        second: another model that must give the same outputs, such as one with another attention implementation.
+        second: another model that must give the same outputs, such as one with another attention implementation; the
+            original of a served model, or its address.
         step: a list of micro-batches, each a list of documents -> the loss; gradients are left in the model.
         causal: whether no output may depend on a later token. None: as its configuration says, else as measured.
         window: how many keys a query sees, its own included. None: as the configuration says.
-        trainer: a transformers `Trainer`, or a trainer like it: its model, collator and tokenizer are used.
+        trainer: a transformers `Trainer`, or an object with `.model` and a `.data_collator`, `.collate_fn` or
+            `.train_dataloader`: its model, collator and tokenizer are used.
         tokenizer: its padding is used, and its special tokens are left out of documents.
 
     Returns:
@@ -72,8 +75,8 @@ def verify_stack(
         documents that show it (`example`) and `where` it begins. `report.ok` is False where one is an error.
 
     Raises:
-        TypeError: the model is not callable.
-        ValueError: `window` is no positive number.
+        TypeError: the model is not callable; a trainer has no collator, and none is given.
+        ValueError: `window` is no positive number; an address is not on this machine.
 
     Example:
         >>> import saccade, torch
@@ -104,7 +107,8 @@ def verify_stack(
             outcomes, findings = _probed(stack)
         except (Inapplicable, UnreadableResult) as reason:
             outcome = Outcome("batch", "batch", "Documents can be given.", "n/a", str(reason), measured=False)
-            name, assumed, causal, outcomes, findings = name_of(model), (), given.causal, [outcome], []
+            name = model if isinstance(model, str) else name_of(model)
+            assumed, causal, outcomes, findings = (), given.causal, [outcome], []
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.severity))
     return StackReport(
         name,

@@ -180,7 +180,7 @@ def _generate(model: Any, pad: int, special: tuple[int, ...]) -> Generate:
 
 
 class TrainerParts(NamedTuple):
-    """What a trainer makes of documents: rows of a batch, or one row of all; its training step."""
+    """Functions of documents that a trainer has: rows of a batch, one row of all, and its training step."""
 
     batch: Callable[[Documents], Any] | None
     pack: Callable[[Documents], Any] | None

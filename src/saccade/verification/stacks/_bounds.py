@@ -6,8 +6,8 @@ Shape legend: L length, V width of an output.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,9 @@ _TIMES_HALF = 4
 # Models keep norms, softmax and angles in float32 whatever their dtype, and change kernels with the shape.
 _LEAST = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5}
 
+# Servers compute in half precision, and round in other ways with each size of a batch.
+_SERVED, _SERVED_NOISE = 1e-3, 5e-3
+
 
 class Difference(NamedTuple):
     """The largest difference of two outputs (L, V)."""
@@ -48,6 +51,7 @@ class Measure:
     dtype: torch.dtype
     rounding: float  # as measured
     effect: float = float("inf")  # of another token on outputs that are not its own
+    least: float = 0.0  # of the size of outputs: small log probabilities come from logits that are not
 
     @property
     def hides(self) -> str:
@@ -61,7 +65,7 @@ class Measure:
         """The difference of two outputs (L, V), None within the bound. NaN counts as infinite beside a number."""
         apart = (out.double() - reference.double()).abs().nan_to_num(nan=float("inf"))
         apart = apart.masked_fill(out.isnan() & reference.isnan(), 0.0).amax(-1)
-        size = float(reference.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) or 1.0
+        size = max(float(reference.double().nan_to_num(0.0, 0.0, 0.0).abs().max()), self.least) or 1.0
         bound = max(self.bound, _least(out.dtype), _least(reference.dtype))  # code beside PyTorch has its own dtype
         beyond = (apart > bound * size).nonzero().flatten().tolist()
         if not beyond:
@@ -78,6 +82,8 @@ def measured(stack: Stack) -> Measure:
     """The bound for this stack: the same documents twice, in another order, and in batches of other sizes; in half
     precision, also with each layer's output one unit larger or smaller."""
     documents = drawn(stack.vocabulary, [stack.length(7)] * 3)
+    if stack.is_served:
+        return _measured_served(stack, documents)
     with seeded(0):
         first = _outputs(stack, documents)
         dtype = _dtype(stack, first[0])
@@ -94,6 +100,19 @@ def measured(stack: Stack) -> Measure:
     kept_rows = [at for at in range(len(documents[0])) if at != 2]
     effect = _largest_gap([first[0][kept_rows]], [other[kept_rows]])
     return Measure(max(_least(dtype), _TIMES_HALF * rounding), dtype, rounding, effect)
+
+
+def _measured_served(stack: Stack, documents: Documents) -> Measure:
+    first, again = ([_outputs(stack, [document])[0] for document in documents] for _ in range(2))
+    rounding = _largest_gap(first, again)
+    with suppress(TargetError):  # which the probe of batches meets again
+        rounding = max(rounding, min(_largest_gap(first, _outputs(stack, documents)), _SERVED_NOISE))
+    return Measure(max(_SERVED, 8 * rounding), first[0].dtype, rounding, least=8.0)
+
+
+def served_alike(measure: Measure, out: Tensor, reference: Tensor) -> bool:
+    """Whether two answers (R, L, 1) of a server to one request differ by rounding alone."""
+    return replace(measure, bound=8 * _SERVED_NOISE).compare(out.flatten(0, 1), reference.flatten(0, 1)) is None
 
 
 def _dtype(stack: Stack, out: Tensor) -> torch.dtype:

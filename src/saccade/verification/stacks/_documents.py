@@ -55,7 +55,7 @@ def exchanged(document: list[int], vocabulary: Tensor, start: int = 0, end: int 
 
 
 def as_inputs(made: Any, takes: Callable[[str], bool]) -> Any:
-    """What a collator returned, as inputs of a model: lists and arrays of numbers are tensors, and an object's fields
+    """Inputs of a model from what a collator returned: lists and arrays of numbers are tensors, and an object's fields
     are arguments where the model `takes` all of them. Other objects stay as they are."""
     if isinstance(made, Mapping):
         return {name: _tensor(value) for name, value in made.items()}

@@ -23,6 +23,7 @@ from ..subject._shortened import shortened
 from ..subject._token_models import TokenModel, longest_input, named
 from ..subject._transformers import is_transformers
 from ._documents import IDS, Documents, as_inputs, drawn, exchanged, ids_of
+from ._served import served_stack
 from ._stack import Decode, Decoder, Generate, Promises, Stack
 from ._state import kept
 
@@ -52,6 +53,8 @@ def opened(given: Given) -> Stack:
     Raises:
         TypeError: the model, or one of the functions, cannot be called.
     """
+    if isinstance(given.model, str):
+        return _served(given)
     if given.trainer is not None or (not callable(given.model) and hasattr(given.model, "model")):
         given = _of_trainer(given)
     for name in ("model", "batch", "pack", "decode", "step"):
@@ -74,6 +77,19 @@ def opened(given: Given) -> Stack:
         for module in modules:
             module.eval()
         return _made(given, modules)
+
+
+def _served(given: Given) -> Stack:
+    """The endpoint at an address, and the original beside it, whose vocabulary is used."""
+    second = None if given.second is None else opened(Given(given.second, causal=given.causal))
+    return replace(served_stack(given.model, given.causal, _words(given, second)), second=second)
+
+
+def _words(given: Given, second: Stack | None) -> Tensor | None:
+    if second is not None:
+        return second.vocabulary
+    known = getattr(given.tokenizer, "vocab_size", None)
+    return token_ids(known, given.tokenizer.all_special_ids) if isinstance(known, int) else None
 
 
 def _takes(short: nn.Module, given: Given) -> bool:
@@ -167,14 +183,16 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
         words = "batch= takes documents of one length only, so no padding is tested"
         stack = replace(stack, takes_padding=False, assumed=(*stack.assumed, words))
     stack = replace(stack, vocabulary=_without_special(stack))
-    if given.second is not None:
+    if isinstance(given.second, str):
+        stack = replace(stack, second=served_stack(given.second, given.causal, stack.vocabulary))
+    elif given.second is not None:
         second = Given(given.second, given.batch, given.pack, None, None, None, given.causal, given.window)
         stack = replace(stack, second=opened(second), modules=(*modules, *modules_of((given.second,))))
     return stack
 
 
 def _inputs(make: Callable[[Documents], Any], names: frozenset[str] | None, documents: Documents) -> Any:
-    """What the user's function makes of documents, as inputs of a model whose arguments are `names`."""
+    """Inputs of a model whose arguments are `names`, as the user's function makes them of documents."""
     return as_inputs(guarded(make, documents), lambda name: names is None or name in names)
 
 

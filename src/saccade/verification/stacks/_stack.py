@@ -62,10 +62,13 @@ class Stack:
     constants: Mapping[str, Any] = field(default_factory=dict)  # arguments of every call
     modules: tuple[nn.Module, ...] = ()
     assumed: tuple[str, ...] = ()
+    is_served: bool = False  # by another process: outputs are log probabilities (R, L, 1), and have its rounding
 
     @property
     def holders(self) -> tuple[Any, ...]:
         """All that a call may change: its modules and functions."""
+        if self.is_served:
+            return ()
         decoders = tuple(decoder.decode for decoder in self.decoders)
         return (*self.modules, self.model, self.batch, self.pack, self.step, self.generate, *decoders)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,10 +18,13 @@ from ...findings._finding import Finding, TargetError
 from .._bounds import Difference, Measure, in_dtype, measured, nudged
 from .._documents import Documents, drawn, located
 from .._probe import Probe
+from .._served import scores_of
 from .._shrink import smallest
 from .._stack import Stack
 
 _LENGTHS = (13, 7)
+# Of the largest log probability: a server computes in half precision.
+_SERVED = 3e-2
 # Of the output's move when every weight is moved by one unit of the dtype. Sums are no longer than a few hundred terms
 # beyond what this measures; a softmax, a norm or angles in a smaller dtype move outputs a thousand times as much.
 _UNITS = 64
@@ -29,10 +33,12 @@ _UNITS = 64
 def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     documents = drawn(stack.vocabulary, [stack.length(length) for length in _LENGTHS])
     documents = documents if stack.takes_padding else documents[:1]
-    yield from _finite(stack, documents)
+    if not stack.is_served:
+        yield from _finite(stack, documents)
     if stack.second is not None:
         yield from _second(stack, stack.second, measure, documents)
-    yield from _threads(stack, measure, documents)
+    if not stack.is_served:
+        yield from _threads(stack, measure, documents)
     if measure.dtype == torch.float64 and stack.module is not None:
         yield from _in_float32(stack, measure, documents)
 
@@ -85,8 +91,16 @@ def _finite(stack: Stack, documents: Documents) -> Iterator[Finding]:
 def _second(stack: Stack, second: Stack, measure: Measure, documents: Documents) -> Iterator[Finding]:
     measure = max(measure, measured(second), key=lambda one: one.bound)
 
+    is_served = stack.is_served or second.is_served
+    if is_served:
+        measure = replace(measured(stack if stack.is_served else second), bound=_SERVED)
+
+    def outputs(of: Stack, given: Documents) -> list[Tensor]:
+        outs = _outputs(of, given)
+        return [scores_of(of, *each) for each in zip(outs, given, strict=True)] if is_served else outs
+
     def apart(given: Documents) -> Difference | None:
-        return _largest(measure, _outputs(stack, given), _outputs(second, given))
+        return _largest(measure, outputs(stack, given), outputs(second, given))
 
     if (before := apart(documents)) is None:
         return

@@ -70,6 +70,12 @@ def _cause(comparison: Comparison, documents: Documents, worst: Compared) -> tup
             "Keep the batch axis apart in every view, softmax, norm and mean",
             "batch axis",
         )
+    if stack.is_served:
+        return (
+            "Prompts that are computed at the same time reach each other",
+            "Send one request at a time to be sure; then look at slots of the cache, masks and positions of a batch",
+            "batch axis",
+        )
     inputs = stack.batch(documents)
     side = "left" if any(place.start > 0 for place in located(inputs, documents)) else "right"
     kept = _kept(inputs, documents)

@@ -45,8 +45,9 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
 
 def _found(stack: Stack, measure: Measure, decoder: Decoder) -> Iterator[Finding]:
     for documents, prompt in _tries(stack):
-        if _last_wrong(stack, measure, decoder, documents, prompt) is not None:
-            yield _finding(stack, measure, decoder, documents, prompt)
+        wrong = _last_wrong(stack, measure, decoder, documents, prompt)
+        if wrong is not None:
+            yield _finding(stack, measure, decoder, documents, prompt, wrong)
             return
 
 
@@ -78,8 +79,9 @@ def _wrong(stack: Stack, measure: Measure, decoder: Decoder, document: list[int]
         logits, state = _step(decoder, document[:end], state)
         if measure.compare(logits[None], whole[end - 1][None]) is None:
             continue
-        # A model that is not causal reads the rest of the document, too.
-        difference = measure.compare(logits[None], _at_once(stack, document[:end])[-1][None])
+        # A model that is not causal reads the rest of the document, too; a server may keep a wrong answer.
+        whole_again = whole[end - 1] if stack.is_served else _at_once(stack, document[:end])[-1]
+        difference = measure.compare(logits[None], whole_again[None])
         if difference is not None:
             return Wrong(end, difference)
     return None
@@ -106,7 +108,9 @@ def _last_wrong(stack: Stack, measure: Measure, decoder: Decoder, documents: Doc
     return _wrong(stack, measure, decoder, documents[-1], prompt)
 
 
-def _finding(stack: Stack, measure: Measure, decoder: Decoder, documents: Documents, prompt: int) -> Finding:
+def _finding(
+    stack: Stack, measure: Measure, decoder: Decoder, documents: Documents, prompt: int, first: Wrong
+) -> Finding:
     again = len(documents) > 1
 
     def shows(given: Documents) -> bool:
@@ -115,7 +119,8 @@ def _finding(stack: Stack, measure: Measure, decoder: Decoder, documents: Docume
 
     small = smallest(documents, shows)
     wrong = _last_wrong(stack, measure, decoder, small, prompt)
-    assert wrong is not None
+    if wrong is None:  # a server that has seen these tokens by now
+        small, wrong = documents, first
     documents, window = small, stack.promises.window
     past = window is not None and wrong.step > window
     when = " when it is used a second time" if again else f", past the window of {window}" if past else ""

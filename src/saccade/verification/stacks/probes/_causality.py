@@ -72,9 +72,10 @@ def _paths(stack: Stack) -> Iterator[CallPath]:
 
     yield CallPath("as the batch is made", stack.batch)
     inputs = stack.batch(drawn(stack.vocabulary, [stack.length(5)]))
-    if isinstance(inputs, Mapping) and "attention_mask" in inputs:
+    if isinstance(inputs, Mapping) and "attention_mask" in inputs and not stack.is_served:
         yield CallPath(_UNMASKED, unmasked)
-    yield CallPath("in train mode", stack.batch, lambda: training(stack))
+    if stack.modules:
+        yield CallPath("in train mode", stack.batch, lambda: training(stack))
 
 
 def _typed(stack: Stack, measure: Measure, path: CallPath, document: list[int]) -> tuple[CallPath, str]:
@@ -157,7 +158,11 @@ def _leaks(
     rows = [document, *(exchanged(document, stack.vocabulary, token, token + 1) for token in tokens)]
     leaks: list[Leak | None] = []
     # Rows of one batch may reach each other, which is another fault, and a pack of all may be too long.
-    for batches in ([[row] for row in rows],) if stack.batch is stack.pack else ([rows], [[row] for row in rows]):
+    for batches in (
+        ([[row] for row in rows],)
+        if stack.is_served or stack.batch is stack.pack
+        else ([rows], [[row] for row in rows])
+    ):
         before, *after = [out for batch in batches for out in _outputs(stack, path, batch)]
         leaks = [_leak(measure, token, out, before) for token, out in zip(tokens, after, strict=True)]
         if not any(leaks):
