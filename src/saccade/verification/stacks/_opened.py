@@ -255,7 +255,7 @@ class Known:
 
 
 def _known(given: Given) -> Known:
-    decoders = (Decoder("decode", _decode(given.decode)),) if given.decode is not None else ()
+    decoders = (Decoder("decode", _decode(given.decode), is_given=True),) if given.decode is not None else ()
     subject = None
     if isinstance(given.model, nn.Module):
         try:

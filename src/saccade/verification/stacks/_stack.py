@@ -36,6 +36,7 @@ class Decoder:
 
     name: str
     decode: Decode
+    is_given: bool = False  # by the user
 
 
 @dataclass(frozen=True, eq=False)

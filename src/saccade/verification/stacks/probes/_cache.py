@@ -6,12 +6,14 @@ Shape legend: L length, V width of an output.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...findings._finding import Finding, Inapplicable
+from ....interception._hooks import hooked
+from ...findings._finding import Finding, Inapplicable, TargetError
 from ...subject._calling import guarded
 from .._bounds import Difference, Measure
 from .._documents import Documents, drawn, located
@@ -22,6 +24,8 @@ from .._stack import Decoder, Generate, Stack
 _LENGTH = 13
 _STEPPED = 16  # a window that is passed step by step
 _WIDEST = 512  # a window that is passed at all
+_REST = 10**6  # tokens: all that are left
+_CHUNKS = (3, 1, _REST)
 
 
 class Wrong(NamedTuple):
@@ -44,16 +48,16 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
 
 
 def _found(stack: Stack, measure: Measure, decoder: Decoder) -> Iterator[Finding]:
-    for documents, prompt in _tries(stack):
-        wrong = _last_wrong(stack, measure, decoder, documents, prompt)
+    for documents, pieces in _tries(stack, decoder):
+        wrong = _last_wrong(stack, measure, decoder, documents, pieces)
         if wrong is not None:
-            yield _finding(stack, measure, decoder, documents, prompt, wrong)
+            yield _finding(stack, measure, decoder, documents, pieces, wrong)
             return
 
 
-def _tries(stack: Stack) -> Iterator[tuple[Documents, int]]:
-    """(documents that are decoded one after the other, length of their prompts): step by step, again, and past the
-    window in steps and in the prompt."""
+def _tries(stack: Stack, decoder: Decoder) -> Iterator[tuple[Documents, tuple[int, ...]]]:
+    """(documents that are decoded one after the other, tokens of their first pieces; the others come one by one): step
+    by step, again, past the window in steps and in the prompt, and in chunks where they reach the model as such."""
     window = stack.promises.window
     lengths = [_LENGTH, 7, 11]
     if window is not None and window <= _STEPPED:
@@ -61,21 +65,43 @@ def _tries(stack: Stack) -> Iterator[tuple[Documents, int]]:
     elif window is not None and window <= _WIDEST:
         lengths += [window + 5]
     long, short, other, *wide = drawn(stack.vocabulary, [stack.length(length) for length in lengths])
-    yield [long], 3
-    yield [short, short], 3
-    yield [other], 1
+    yield [long], (3,)
+    yield [short, short], (3,)
+    yield [other], (1,)
     if window is not None and wide:
-        yield wide, window - 2
+        yield wide, (window - 2,)
     if window is not None and window <= _WIDEST:
-        yield wide or [long], window + 2
+        yield wide or [long], (window + 2,)
+    if decoder.is_given and _takes_chunks(stack, decoder, other):
+        yield [other], _CHUNKS
 
 
-def _wrong(stack: Stack, measure: Measure, decoder: Decoder, document: list[int], prompt: int) -> Wrong | None:
+def _takes_chunks(stack: Stack, decoder: Decoder, document: list[int]) -> bool:
+    """Whether several tokens after the first reach the model in one call: some functions give it the last one only."""
+    tables = [part for module in stack.modules for part in module.modules() if isinstance(part, nn.Embedding)]
+    read: list[list[int]] = []
+    try:
+        _, state = _step(decoder, document[:3], None)
+        with hooked(tables, before=lambda _, places, __: read.extend(place.flatten().tolist() for place in places)):
+            _step(decoder, document[:7], state)
+    except TargetError:
+        return False
+    return document[3:7] in read
+
+
+def _ends(length: int, pieces: tuple[int, ...]) -> list[int]:
+    """How many tokens each call has read."""
+    ends = [min(end, length) for end in accumulate(pieces)]
+    return list(dict.fromkeys([*ends, *range(ends[-1], length + 1)]))
+
+
+def _wrong(
+    stack: Stack, measure: Measure, decoder: Decoder, document: list[int], pieces: tuple[int, ...]
+) -> Wrong | None:
     """The first step whose logits are not those of the last token when all are read at once."""
-    prompt = min(prompt, len(document))
     state: Any = None
     whole = _at_once(stack, document)
-    for end in range(prompt, len(document) + 1):
+    for end in _ends(len(document), pieces):
         logits, state = _step(decoder, document[:end], state)
         if measure.compare(logits[None], whole[end - 1][None]) is None:
             continue
@@ -96,37 +122,42 @@ def _at_once(stack: Stack, document: list[int]) -> Tensor:
 def _step(decoder: Decoder, tokens: list[int], state: Any) -> tuple[Tensor, Any]:
     with torch.no_grad():
         logits, state = guarded(decoder.decode, tokens, state)
-    return logits.detach().flatten().clone(), state
+    logits = torch.as_tensor(logits).detach()  # some functions work outside PyTorch, or keep axes of 1
+    return logits.reshape(-1, logits.shape[-1])[-1].clone(), state
 
 
-def _last_wrong(stack: Stack, measure: Measure, decoder: Decoder, documents: Documents, prompt: int) -> Wrong | None:
+def _last_wrong(
+    stack: Stack, measure: Measure, decoder: Decoder, documents: Documents, pieces: tuple[int, ...]
+) -> Wrong | None:
     """The documents decoded one after the other: what is wrong with the last."""
     for document in documents[:-1]:
         state: Any = None
-        for end in range(min(prompt, len(document)), len(document) + 1):
+        for end in _ends(len(document), pieces):
             _, state = _step(decoder, document[:end], state)
-    return _wrong(stack, measure, decoder, documents[-1], prompt)
+    return _wrong(stack, measure, decoder, documents[-1], pieces)
 
 
 def _finding(
-    stack: Stack, measure: Measure, decoder: Decoder, documents: Documents, prompt: int, first: Wrong
+    stack: Stack, measure: Measure, decoder: Decoder, documents: Documents, pieces: tuple[int, ...], first: Wrong
 ) -> Finding:
     again = len(documents) > 1
 
     def shows(given: Documents) -> bool:
         # What is kept from one use to the next would make one document look wrong alone.
-        return len(given) == len(documents) and _last_wrong(stack, measure, decoder, given, prompt) is not None
+        return len(given) == len(documents) and _last_wrong(stack, measure, decoder, given, pieces) is not None
 
     small = smallest(documents, shows)
-    wrong = _last_wrong(stack, measure, decoder, small, prompt)
+    wrong = _last_wrong(stack, measure, decoder, small, pieces)
     if wrong is None:  # a server that has seen these tokens by now
         small, wrong = documents, first
     documents, window = small, stack.promises.window
     past = window is not None and wrong.step > window
+    prompt = f"a prompt of {min(pieces[0], len(documents[-1]))}, then "
+    how = prompt + ("one by one" if len(pieces) == 1 else "1 token, then all others in one call")
     when = " when it is used a second time" if again else f", past the window of {window}" if past else ""
     return PROBE.error(
         f"Decoding with {decoder.name} differs from reading the same tokens at once{when}: logits after "
-        f"{wrong.step} tokens (a prompt of {min(prompt, len(documents[-1]))}, then one by one) by "
+        f"{wrong.step} tokens ({how}) by "
         f"{wrong.difference.size:.3g}",
         "Generated text differs from what the model was trained to give, and grows worse with every token.",
         "Begin each sequence with an empty cache"
