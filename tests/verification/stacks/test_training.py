@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from stacks.dense import WIDTH, Dense, packed
 from stacks.layered import Attention, Layered, causal, found, window
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import saccade
@@ -118,3 +120,26 @@ def test_checkpointing_that_forgets_the_positions():
     assert not training(Checkpointed(Attention(causal), forgets=False))
     [finding] = training(Checkpointed(Attention(causal), forgets=True))
     assert finding.message.startswith("With checkpointing the gradient of")
+
+
+# Batch norm
+
+
+class Normalised(Dense):
+    def __init__(self):
+        super().__init__()
+        table = self.embed
+        self.embed = nn.Sequential(table, Turned(), nn.BatchNorm1d(WIDTH), Turned())
+
+
+class Turned(nn.Module):
+    def forward(self, x):
+        return x.mT
+
+
+def test_batch_norm_is_said_once_and_accused_nowhere():
+    """Fails where its mean over the batch is a leak of a later token, or of another document."""
+    report = saccade.verify_stack(Normalised(), pack=packed, causal=True)
+    [finding] = report.findings
+    assert (finding.probe, finding.severity) == ("training", "note")
+    assert finding.where == "embed.2 (BatchNorm1d)"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -247,6 +248,13 @@ def training(stack: Stack) -> Iterator[None]:
             setattr(part, name, value)
         for part, mode in modes:
             part.training = mode
+
+
+def mixed_by(stack: Stack) -> str:
+    """The module that normalises by the mean of the batch in train mode, "" if there is none: each output then depends
+    on all tokens by design."""
+    named = (item for module in stack.modules for item in module.named_modules())
+    return next((f"{name} ({type(part).__name__})" for name, part in named if isinstance(part, _BatchNorm)), "")
 
 
 def _leaves_out(name: str, value: object) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....support._seeding import seeded
 from ...findings._finding import Finding, Inapplicable, TargetError, Unmeasured
-from .._bounds import Measure, training
+from .._bounds import Measure, mixed_by, training
 from .._documents import Documents, drawn, exchanged, located
 from .._probe import Probe
 from .._shrink import smallest
@@ -74,7 +74,7 @@ def _paths(stack: Stack) -> Iterator[CallPath]:
     inputs = stack.batch(drawn(stack.vocabulary, [stack.length(5)]))
     if isinstance(inputs, Mapping) and "attention_mask" in inputs and not stack.is_served:
         yield CallPath(_UNMASKED, unmasked)
-    if stack.modules:
+    if stack.modules and not mixed_by(stack):
         yield CallPath("in train mode", stack.batch, lambda: training(stack))
 
 

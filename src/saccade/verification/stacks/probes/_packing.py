@@ -13,7 +13,7 @@ from torch import Tensor
 from ....support._seeding import seeded
 from ...findings._finding import Finding
 from ...subject._shortened import size_of
-from .._bounds import Measure, training, without_dropout
+from .._bounds import Measure, mixed_by, training, without_dropout
 from .._comparing import Compared, Comparison, Make
 from .._documents import Documents, Place, drawn, exchanged, ids_of, located
 from .._probe import Probe
@@ -29,7 +29,7 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     pack: Make = needs(stack.pack, "packing function (pack=)")
     documents = drawn(stack.vocabulary, [stack.length(length) for length in _LENGTHS])
     outputs = list(_outputs(Comparison(stack, measure, pack), documents))
-    if not outputs:
+    if not outputs and not mixed_by(stack):
         with training(stack):
             if _draws(stack, measure, pack(documents)):
                 yield from _labels(pack, documents)

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ....support._registered import registered
 from ....support._seeding import seeded
 from ...findings._finding import Finding, Inapplicable
 from ...subject._calling import guarded
-from .._bounds import Difference, Measure, training, without_dropout
+from .._bounds import Difference, Measure, mixed_by, training, without_dropout
 from .._documents import Documents, drawn, located
 from .._probe import Probe
 from .._shrink import smallest
@@ -46,20 +45,32 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     documents = drawn(stack.vocabulary, [stack.length(length) for length in _LENGTHS])
     documents = documents if stack.takes_padding else documents[:1]
     with training(stack), without_dropout(stack):
+        mixed = mixed_by(stack)
+        if mixed:
+            yield replace(_mixed(mixed), severity="note")
         if stack.module is not None and any(part.requires_grad for part in stack.module.parameters()):
-            yield from _modes(stack, measure, documents)
+            if not mixed:
+                yield from _modes(stack, measure, documents)
             yield from _heads(stack, measure, documents)
             yield from _checkpointing(stack, measure, documents)
-        if stack.step is not None:
+        if stack.step is not None and not mixed:
             yield from _accumulation(stack, stack.step)
 
 
 # Train mode and eval mode
 
 
+def _mixed(name: str) -> Finding:
+    return PROBE.error(
+        f"In train mode {name} normalises by the mean of the batch, so each output depends on every token of it",
+        "Train mode is not compared with eval mode, and neither are packs and micro-batches with single documents.",
+        "nn.LayerNorm or nn.RMSNorm  # where documents are to be independent in training, too",
+        [],
+        where=name,
+    )
+
+
 def _modes(stack: Stack, measure: Measure, documents: Documents) -> Iterator[Finding]:
-    if any(isinstance(part, _BatchNorm) for module in stack.modules for part in module.modules()):
-        return  # its train mode computes with the batch's own mean, by design
     if measure.compare(_in_train_mode(stack, documents, 0), _in_train_mode(stack, documents, 1)) is not None:
         return  # it draws more than dropout: noise of a router, for example
 
