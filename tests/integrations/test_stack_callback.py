@@ -63,7 +63,10 @@ def trainer(path, collator, **options):
     return transformers.Trainer(llama(), args, train_dataset=rows, data_collator=collator)
 
 
-@pytest.mark.parametrize("options", [{}, {"bf16": True}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, *(pytest.param({name: True}, marks=pytest.mark.slow) for name in ("bf16", "gradient_checkpointing"))],
+)
 def test_a_right_training_hears_nothing_and_takes_the_same_steps(tmp_path, options, caplog):
     """State that moves unseen: weights, gradients, optimizer, train mode, four generators, autocast."""
     ends = []

@@ -84,7 +84,7 @@ def _lines(report: Results, width: int) -> Iterator[Line]:
     yield from _filled(
         (StyledText(verdict(report), "title" if report.ok else "error" if report.errors else "warning"),), "", "", width
     )
-    if report.called:
+    if report.called or report.assumed:
         yield ()
         yield from _how_called(report, width)
     if report.outcomes:
@@ -153,7 +153,8 @@ def place(location: Location) -> str:
 
 
 def _how_called(report: Results, width: int) -> Iterator[Line]:
-    yield from _filled((StyledText(report.called),), "called   ", " " * 9, width)
+    if report.called:
+        yield from _filled((StyledText(report.called),), "called   ", " " * 9, width)
     for at, assumed in enumerate(report.assumed):
         yield from _filled((StyledText(assumed),), " " * 9 if at else "assumed  ", " " * 9, width)
     if report.outcomes:
