@@ -93,3 +93,20 @@ def test_scaling_that_was_given_too_late():
 def test_frequencies_in_half_precision_are_a_warning():
     [finding] = positions(llama(rope_type="default").bfloat16().float())
     assert finding.severity == "warning"
+
+
+def test_rows_are_not_compared_where_the_longest_sets_their_frequencies():
+    """Fails where a short row beside one that leaves the original context is to be the same as alone."""
+    transformers = pytest.importorskip("transformers")
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    config = transformers.LlamaConfig(
+        vocab_size=53,
+        hidden_size=24,
+        intermediate_size=37,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        max_position_embeddings=64,
+        rope_parameters={**rope, "factor": 4.0, "original_max_position_embeddings": 16},
+    )
+    report = saccade.verify_stack(transformers.LlamaForCausalLM(config))
+    assert report.ok, report

@@ -175,3 +175,32 @@ def _apart(length: int) -> Tensor:
     """(L, L): how far the key stands behind the query."""
     places = torch.arange(length)
     return places[:, None] - places
+
+
+# Rotary positions
+
+
+def rope_settings(config: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """(type, parameters) of the rotary positions by the type of layer, "" for all layers."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if not isinstance(rope, Mapping):
+        return {}
+    each = {"": rope} if not all(isinstance(own, Mapping) for own in rope.values()) or not rope else rope
+    return {str(kind): (str(own.get("rope_type", own.get("type", "default"))), own) for kind, own in each.items()}
+
+
+def rows_share_frequencies_until(stack: Stack) -> int | None:
+    """The length from which on the longest row of a batch sets the frequencies of all, as dynamic scaling and LongRoPE
+    do: rows are compared below it. None for other kinds."""
+    config = configuration(stack)
+    kinds = [rope for kind, rope in rope_settings(config).values() if kind in ("dynamic", "longrope")]
+    lengths = (
+        [
+            holder.get(name)
+            for holder in (*kinds, vars(config))
+            for name in ("original_max_position_embeddings", "max_position_embeddings")
+        ]
+        if kinds
+        else []
+    )
+    return next((length for length in lengths if isinstance(length, int)), None)

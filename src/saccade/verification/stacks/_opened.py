@@ -23,6 +23,7 @@ from ..subject._shortened import shortened
 from ..subject._token_models import TokenModel, longest_input, named
 from ..subject._transformers import is_transformers
 from ._documents import IDS, Documents, as_inputs, drawn, exchanged, ids_of
+from ._layer_rules import rows_share_frequencies_until
 from ._served import served_stack
 from ._stack import Decode, Decoder, Generate, Promises, Stack
 from ._state import kept
@@ -177,6 +178,8 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
         modules,
         (*given.words, *known.assumed),
     )
+    if scaled := rows_share_frequencies_until(stack):
+        stack = replace(stack, longest=min(scaled, stack.longest or scaled))
     if given.batch is None and not known.masked and known.causal is None:
         stack = replace(stack, takes_padding=_ignores_later(stack))
     if given.batch is not None and not _pads(stack):

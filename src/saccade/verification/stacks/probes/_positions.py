@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...findings._finding import Finding, Inapplicable, TargetError
 from .._bounds import Difference, Measure
 from .._documents import Documents, drawn, ids_of, located
-from .._layer_rules import configuration
+from .._layer_rules import configuration, rope_settings, rows_share_frequencies_until
 from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack
@@ -114,7 +114,7 @@ def _shifted(stack: Stack, measure: Measure, document: list[int]) -> Iterator[Fi
         loose = replace(measure, bound=max(measure.bound, 1e-3))
         return _compared(loose, _positioned(stack, documents[0], 1 + _SHIFT), _positioned(stack, documents[0], 1))
 
-    if apart([document]) is None or _depends_on_length(stack):
+    if apart([document]) is None or rows_share_frequencies_until(stack) is not None:
         return
     documents = smallest([document], lambda given: apart(given) is not None)
     difference = apart(documents)
@@ -144,11 +144,6 @@ def _has_absolute(stack: Stack) -> bool:
     )
 
 
-def _depends_on_length(stack: Stack) -> bool:
-    """Whether its frequencies change with the longest position: dynamic scaling and LongRoPE."""
-    return any(str(kind) in ("dynamic", "longrope") for kind, _ in _settings(configuration(stack)).values())
-
-
 # Rotary frequencies
 
 
@@ -170,19 +165,10 @@ def _frequencies(stack: Stack) -> dict[str, Frequencies]:
     }
 
 
-def _settings(config: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """(type, parameters) of the rotary positions by the type of layer, "" for all layers."""
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    if not isinstance(rope, Mapping):
-        return {}
-    each = {"": rope} if not all(isinstance(own, Mapping) for own in rope.values()) or not rope else rope
-    return {str(kind): (str(own.get("rope_type", own.get("type", "default"))), own) for kind, own in each.items()}
-
-
 def _scaling(tables: Mapping[str, Frequencies]) -> Iterator[Finding]:
     """The frequencies in use are those of the configuration."""
     for name, (table, config) in tables.items():
-        settings = _settings(config)
+        settings = rope_settings(config)
         kind = next((kind for kind in settings if kind and kind in name.rpartition(".")[2]), "")
         if kind not in settings:
             continue
