@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from ...verification.stacks._documents import IDS, Documents, as_inputs, ids_of
 from ...verification.stacks._stack import Decoder, Generate
 
 _LONGEST = 640  # tokens in a static cache
+_IN_FORCE = "_attn_implementation_internal"
 _AHEAD = 3  # tokens that are read and cropped again
 
 
@@ -30,7 +32,16 @@ class StackParts:
     constants: Mapping[str, Any]  # arguments of every call
     decoders: tuple[Decoder, ...]
     generate: Generate | None
+    left: Callable[[Documents], Any] | None  # inputs padded on the left, as generate() makes them
+    other: OtherAttention | None
     assumed: tuple[str, ...]
+
+
+class OtherAttention(NamedTuple):
+    """Another attention implementation of the same module, in force within `switched()`."""
+
+    name: str
+    switched: Callable[[], AbstractContextManager[None]]
 
 
 def stack_parts(model: Any, causal: bool | None, vocabulary: int) -> StackParts:
@@ -39,6 +50,11 @@ def stack_parts(model: Any, causal: bool | None, vocabulary: int) -> StackParts:
     pad = getattr(config.get_text_config(), "pad_token_id", None)
     pad = pad if pad in special else 0
     cached = _takes_flag(model)
+    other = _other_attention(model)
+    left = _left(model, pad) if causal and not config.is_encoder_decoder else None
+    assumed = ["use_cache=False in every call but those that test the cache, as in training"] if cached else []
+    assumed += ["padding on the left has the positions that generate() gives (otherwise batch=)"] if left else []
+    assumed += [f"its {other.name} attention gives the same outputs (otherwise second=)"] if other else []
     decodes = cached and causal and not config.is_encoder_decoder and _gives_cache(model)
     return StackParts(
         special,
@@ -46,8 +62,53 @@ def stack_parts(model: Any, causal: bool | None, vocabulary: int) -> StackParts:
         {"use_cache": False} if cached else {},
         tuple(_decoders(model)) if decodes else (),
         _generate(model, pad, special) if decodes and model.can_generate() else None,
-        ("use_cache=False in every call but those that test the cache, as in training",) if cached else (),
+        left,
+        other,
+        tuple(assumed),
     )
+
+
+def _other_attention(model: Any) -> OtherAttention | None:
+    other = {"sdpa": "eager", "eager": "sdpa"}.get(getattr(model.config, "_attn_implementation", ""))
+    if other is None:
+        return None
+
+    @contextmanager
+    def switched() -> Iterator[None]:
+        configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+        for config in [*configs.values()]:
+            parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", ()))
+            configs |= {id(part): part for part in parts if part is not None}
+        before = [(one, one._attn_implementation_internal) for one in configs.values() if hasattr(one, _IN_FORCE)]
+        try:
+            model.set_attn_implementation(other)
+            yield
+        finally:
+            for config, value in before:
+                config._attn_implementation_internal = value
+
+    try:
+        with switched():
+            is_set = model.config._attn_implementation == other
+    except Exception:  # it has no other
+        return None
+    return OtherAttention(other, switched) if is_set else None
+
+
+def _left(model: Any, pad: int) -> Callable[[Documents], Any] | None:
+    taken = inspect.signature(model.forward).parameters
+    if "attention_mask" not in taken:
+        return None
+
+    def left(documents: Documents) -> dict[str, Tensor]:
+        width = max(map(len, documents))
+        gaps = [width - len(document) for document in documents]
+        real = torch.tensor([[0] * gap + [1] * (width - gap) for gap in gaps])
+        ids = torch.tensor([[*[pad] * gap, *document] for gap, document in zip(gaps, documents, strict=True)])
+        made = {"input_ids": ids, "attention_mask": real}
+        return {**made, "position_ids": (real.cumsum(-1) - 1).clamp(min=0)} if "position_ids" in taken else made
+
+    return left
 
 
 def _special(config: Any) -> Iterator[int]:

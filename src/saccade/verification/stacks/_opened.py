@@ -170,6 +170,7 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
         known.decoders,
         known.generate,
         given.step,
+        known.left,
         None,
         Promises(known.causal, known.window),
         known.longest,
@@ -191,6 +192,13 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
     elif given.second is not None:
         second = Given(given.second, given.batch, given.pack, None, None, None, given.causal, given.window)
         stack = replace(stack, second=opened(second), modules=(*modules, *modules_of((given.second,))))
+    elif known.other is not None:
+
+        def switched(*places: Any, **inputs: Any) -> Any:
+            with known.other.switched():
+                return known.model(*places, **inputs)
+
+        stack = replace(stack, second=replace(stack, name=f"its {known.other.name} attention", model=switched))
     return stack
 
 
@@ -254,6 +262,8 @@ class Known:
     constants: Any = None
     decoders: tuple[Decoder, ...] = ()
     generate: Generate | None = None
+    left: Callable[[Documents], Any] | None = None
+    other: Any = None  # another attention implementation of the same module
     assumed: tuple[str, ...] = ()
 
 
@@ -295,12 +305,15 @@ def _known(given: Given) -> Known:
         widths = {width + 1 for width in reading.windows if width is not None}
         window = min(widths, default=None)
     pad, constants, generate = 0, dict(reading.constants), None
+    left = other = None
     if is_transformers(given.model):
         found = registered("verified_models").stack_parts(given.model, subject.promise.causal, reading.vocabulary)
         special += found.special
         pad = found.pad
         constants |= found.constants
         decoders, generate = decoders or found.decoders, found.generate
+        left = found.left if given.batch is None and name == "input_ids" else None
+        other = found.other if given.second is None else None
         assumed += found.assumed
     return Known(
         name_of(given.model),
@@ -315,6 +328,8 @@ def _known(given: Given) -> Known:
         constants,
         decoders,
         generate,
+        left,
+        other,
         tuple(assumed),
     )
 

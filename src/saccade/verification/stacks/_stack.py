@@ -56,6 +56,7 @@ class Stack:
     decoders: tuple[Decoder, ...] = ()
     generate: Generate | None = None
     step: Callable[[list[Documents]], Any] | None = None
+    left: Callable[[Documents], Any] | None = None  # another batch, padded on the left
     second: Stack | None = None
     promises: Promises = Promises()
     longest: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
         if comparison.worst(rows) is not None:
             yield _finding(comparison, rows)
             return
+    if stack.left is not None:
+        left = replace(stack, batch=stack.left)
+        yield from _run(replace(left, left=None), measure)
 
 
 def _finding(comparison: Comparison, documents: Documents) -> Finding:
