@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from stacks.dense import Dense
+from stacks.dense import Dense, packed
 from torch import Tensor, nn
 
 import saccade
+from saccade.verification.stacks._documents import located
 
 
 def padded(documents):
@@ -35,6 +36,31 @@ class Encoder(Dense):
 def test_an_encoder_that_needs_its_mask(batch):
     """Fails where a call without the mask, which only the probe makes, turns a bidirectional model into a leak."""
     assert saccade.verify_stack(Encoder(), batch=batch).ok
+
+
+class TrianglesByDefault(Encoder):
+    """Without a mask it is a decoder."""
+
+    def forward(self, input_ids, attention_mask=None):
+        if attention_mask is None:
+            return Dense.forward(self, input_ids, torch.ones(1, 1, *2 * input_ids.shape[1:], dtype=torch.bool).tril())
+        return super().forward(input_ids, attention_mask)
+
+    def pairs(self, length, attention_mask):
+        return attention_mask if attention_mask.dim() == 4 else super().pairs(length, attention_mask)
+
+
+def padded_to_eight(documents):
+    """Rows of 8, 16, ... tokens: one document is padded, too."""
+    width = -(-max(map(len, documents)) // 8) * 8
+    made = padded([*documents, [5] * width])
+    return {name: rows[:-1] for name, rows in made.items()}
+
+
+def test_an_encoder_whose_mask_means_another_model_where_it_is_left_out():
+    """Fails where a document alone is read without the mask that its batch has."""
+    batch = [finding.probe for finding in saccade.verify_stack(TrianglesByDefault(), batch=padded_to_eight).findings]
+    assert "batch" not in batch
 
 
 class NeedsTypes(Dense):
@@ -130,3 +156,31 @@ def test_a_model_that_is_called_with_packs_only():
     assert saccade.verify_stack(Flattened(), pack=flattened).ok
     report = saccade.verify_stack(Flattened(), pack=lambda documents: flattened(documents, last=-1))
     assert [finding.probe for finding in report.findings] == ["packing"]
+
+
+def padded_rows(documents):
+    return padded(sorted(documents, key=len, reverse=True))
+
+
+class FewWords(Dense):
+    """Of five tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 24), nn.Linear(24, 5)
+
+
+def packed_backwards(documents):
+    return packed(documents[::-1])
+
+
+def test_documents_of_a_few_words_in_another_order():
+    """Fails where a short document is looked for within a longer one, and the longer one is then not found."""
+    report = saccade.verify_stack(FewWords(), batch=padded_rows, pack=packed_backwards)
+    assert report.ok, report
+    statuses = {outcome.name: outcome.status for outcome in report.outcomes}
+    assert (statuses["batch"], statuses["packing"]) == ("passed", "passed")
+    ids = {"input_ids": torch.tensor([[1, 2, 1, 2, 1], [2, 1, 0, 0, 0]])}
+    assert [tuple(place)[:2] for place in located(ids, [[2, 1], [1, 2, 1], [2, 1]])] == [(0, 3), (0, 0), (1, 0)]
+    wrong = saccade.verify_stack(FewWords(), pack=lambda documents: packed_backwards(documents)["input_ids"])
+    assert [finding.probe for finding in wrong.findings] == ["packing"]

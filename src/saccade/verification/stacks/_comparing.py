@@ -85,6 +85,7 @@ class Comparison:
             assert real is not None
             kept = real[own.row].nonzero().flatten()
             bare = {"input_ids": ids_of(single)[own.row, kept][None]}
+            bare["attention_mask"] = torch.ones_like(bare["input_ids"])  # some compute another one where it is left out
             first = own.start - int(kept[0])
             with suppress(TargetError):  # it may need more than ids
                 yield self.stack.run(bare)[0, first : first + own.length]

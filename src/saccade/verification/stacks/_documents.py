@@ -32,8 +32,7 @@ class Place(NamedTuple):
 
 
 def drawn(vocabulary: Tensor, lengths: Sequence[int], seed: int = 0) -> Documents:
-    """Documents of these lengths. No token comes twice where the vocabulary is large enough; otherwise no two
-    neighbours are alike."""
+    """Documents of these lengths. No token comes twice where the vocabulary is large enough."""
     generator = torch.Generator().manual_seed(seed)
     total, known = sum(lengths), len(vocabulary)
     rounds = [torch.randperm(known, generator=generator) for _ in range(-(-total // known))]
@@ -145,16 +144,28 @@ def located(inputs: Any, documents: Documents) -> list[Place]:
         Unmeasured: one of them is not there in one piece, so nothing can be compared.
     """
     rows = ids_of(inputs).tolist()
-    taken: set[tuple[int, int]] = set()
-    places = []
-    for document in documents:
-        free = (place for place in _places(rows, document) if not taken & _cells(place))
-        place = next(free, None)
-        if place is None:
+    places = [_places(rows, document) for document in documents]
+    if len(rows) == len(documents):  # a document that also stands within a longer one is in its own row
+        places = [sorted(found, key=lambda place: place.row != at) for at, found in enumerate(places)]
+    for document, found in zip(documents, places, strict=True):
+        if not found:
             raise Unmeasured(f"the inputs do not hold the document {document} in one piece")
-        taken |= _cells(place)
-        places.append(place)
-    return places
+    together = _apart(places, set())
+    if together is None:
+        raise Unmeasured(f"the inputs do not hold all of the documents {documents}, each in one piece")
+    return together
+
+
+def _apart(places: list[list[Place]], taken: set[tuple[int, int]]) -> list[Place] | None:
+    """One place for each document, the first ones that do not overlap; None if there are none."""
+    if not places:
+        return []
+    for place in places[0]:
+        if not taken & (cells := _cells(place)):
+            others = _apart(places[1:], taken | cells)
+            if others is not None:
+                return [place, *others]
+    return None
 
 
 def _cells(place: Place) -> set[tuple[int, int]]:
