@@ -177,7 +177,7 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
                 findings.append(_nothing_works(message))
             case ChildOutput():
                 printed = message.text
-    findings += [_it_prints(printed)] if printed else []
+    findings += [it_prints(printed)] if printed else []
     if not looks.mixes and not any(finding.family == "causal-blindness" for finding in findings):
         findings.append(_no_attention())
     explained_findings, ended = explained(checks, findings, outcomes)
@@ -239,7 +239,7 @@ def _nothing_works(broken: TargetUnusable) -> Finding:
     )
 
 
-def _it_prints(printed: str) -> Finding:
+def it_prints(printed: str) -> Finding:
     lines = printed.strip().splitlines()
     first = " / ".join(line.strip()[:100] for line in lines[:3])
     return Finding(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
+from ._verify import it_prints
 from .findings._finding import Finding, Inapplicable, Outcome, TargetError, UnreadableResult
 from .report._report import Report
 from .stacks._bounds import NoDropout, exact, measured
@@ -99,7 +101,7 @@ def verify_stack(
     if window is not None and (not isinstance(window, int) or window < 1):
         raise ValueError(f"window: expected a positive number of keys, got {window!r}")
     given = Given(model, batch, pack, decode, second, step, causal, window, trainer, tokenizer)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), redirect_stdout(StringIO()) as printed:
         warnings.simplefilter("ignore")
         try:
             stack = opened(given)
@@ -109,6 +111,7 @@ def verify_stack(
             outcome = Outcome("batch", "batch", "Documents can be given.", "n/a", str(reason), measured=False)
             name = model if isinstance(model, str) else name_of(model)
             assumed, causal, outcomes, findings = (), given.causal, [outcome], []
+    findings += [it_prints(printed.getvalue())] if printed.getvalue() else []
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.severity))
     return StackReport(
         name,
@@ -118,6 +121,7 @@ def verify_stack(
         tuple(findings),
         tuple(outcomes),
         time.perf_counter() - start,
+        printed.getvalue(),
     )
 
 

@@ -68,6 +68,8 @@ def opened(given: Given) -> Stack:
             f"model: expected a model of token ids, got {name_of(given.model)}, which reads {reads}; "
             "saccade.verify(module) verifies one of its attention modules"
         )
+    if isinstance(given.model, nn.Module) and any(own.is_meta for own in given.model.parameters()):
+        raise Unmeasured("model: its parameters are on the meta device and have no numbers; load its weights first")
     functions = (given.decode, given.step, given.batch, given.pack)
     with kept(given.model, *functions, given.second):
         if isinstance(given.model, nn.Module) and not any(modules_of((*functions, given.second))):
@@ -151,7 +153,8 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
         given = replace(given, batch=batch)
     names = _names(given.model)
     batch, pack = (
-        None if make is None else functools.partial(_inputs, make, names) for make in (given.batch, given.pack)
+        None if make is None else functools.partial(_inputs, argument, make, names)
+        for argument, make in (("batch", given.batch), ("pack", given.pack))
     )
     given = replace(given, batch=batch, pack=pack)
     known = _known(given)
@@ -202,9 +205,18 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
     return stack
 
 
-def _inputs(make: Callable[[Documents], Any], names: frozenset[str] | None, documents: Documents) -> Any:
-    """Inputs of a model whose arguments are `names`, as the user's function makes them of documents."""
-    return as_inputs(guarded(make, documents), lambda name: names is None or name in names)
+def _inputs(argument: str, make: Callable[[Documents], Any], names: frozenset[str] | None, documents: Documents) -> Any:
+    """Inputs of a model whose arguments are `names`, as the user's function makes them of documents.
+
+    Raises:
+        Unmeasured: they hold no token ids.
+    """
+    inputs = as_inputs(guarded(make, documents), lambda name: names is None or name in names)
+    try:
+        ids_of(inputs)
+    except Unmeasured as reason:
+        raise Unmeasured(f"{argument}: {reason}") from None
+    return inputs
 
 
 def _of_packs(given: Given, known: Known) -> Callable[[Documents], Any] | None:
@@ -377,9 +389,13 @@ def _decode(decode: Callable[[Any, Any], tuple[Tensor, Any]]) -> Decode:
 
     def step(tokens: list[int], state: Any) -> tuple[Tensor, Any]:
         try:
-            return decode(tokens, state)
+            made = decode(tokens, state)
         except (AttributeError, TypeError):
-            return decode(torch.tensor(tokens), state)
+            made = decode(torch.tensor(tokens), state)
+        if not isinstance(made, (tuple, list)) or len(made) != 2:
+            raise Unmeasured(f"decode: expected (logits of the last token, state), got {type(made).__name__}")
+        logits, state = made
+        return logits, state
 
     return step
 
