@@ -64,3 +64,24 @@ def test_a_gradient_of_rounding_alone_is_silent():
     )
     report = saccade.verify_stack(model, pack=packed)
     assert report.ok, report
+
+
+class Large(Dense):
+    """With a vocabulary that is large enough for long packs of distinct tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(113, WIDTH)
+
+
+def test_long_packs_and_packs_of_many_documents():
+    """Fails where four short documents are all that is packed."""
+
+    def pack(documents):
+        made = packed(documents)
+        return made if len(documents) < 6 else {**made, "attention_mask": torch.ones_like(made["attention_mask"])}
+
+    [finding] = saccade.verify_stack(Large(), pack=pack).findings
+    assert "attends to document" in finding.message
+    assert len(finding.example) == 6
+    assert saccade.verify_stack(Large(), pack=packed).ok

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from stacks.dense import WIDTH, Dense, packed
 from stacks.layered import Attention, Layered, causal, found, window
+from stacks.reports.model import Model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -36,6 +37,17 @@ def test_another_mask_in_train_mode():
 
     [finding] = training(Layered(Modes(causal)))
     assert finding.where == "train mode"
+
+
+def test_outputs_of_padding_may_differ_between_the_modes():
+    """Fails where outputs that nobody reads are compared: behind a triangle, padding on the right needs no mask."""
+
+    class Unmasked(Model):
+        def padding(self, call, count):
+            return torch.tensor(True) if self.training else super().padding(call, count)
+
+    report = saccade.verify_stack(Unmasked(), causal=True)
+    assert report.ok, report
 
 
 def test_dropout_is_no_difference_of_modes():

@@ -26,9 +26,9 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     lengths = [stack.length(length) for length in (_LENGTHS if stack.takes_padding else (7,) * 4)]
     documents = drawn(stack.vocabulary, lengths)
     # Kernels choose paths by width: one beyond a power of two, where tiles of a mask end.
-    wide = drawn(stack.vocabulary, [stack.length(33), lengths[0]])
+    wide = drawn(stack.vocabulary, [stack.length(65), lengths[0]])
     comparison = Comparison(stack, measure, stack.batch)
-    for rows in (documents, documents[::-1], documents * 3, *([wide] if stack.takes_padding else [])):
+    for rows in (documents, documents[::-1], documents * 5, *([wide] if stack.takes_padding else [])):
         if comparison.worst(rows) is not None:
             yield _finding(comparison, rows)
             return

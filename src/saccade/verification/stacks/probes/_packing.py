@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ....support._seeding import seeded
-from ...findings._finding import Finding
+from ...findings._finding import Finding, Inapplicable, TargetError
 from ...subject._shortened import size_of
 from .._bounds import Measure, mixed_by, training, without_dropout
 from .._comparing import Compared, Comparison, Make
@@ -21,6 +21,7 @@ from .._shrink import smallest
 from .._stack import Stack, needs
 
 _LENGTHS = (5, 3, 7, 4)
+_MANY = (33, 1, 17, 2, 29, 9)  # beyond 64 tokens, where tiles and buffers end, and one document of one token
 _LARGEST = 2**29  # bytes of parameters: of larger models no gradients are compared
 _TIMES = 8  # sums over positions round more than one output does
 
@@ -56,9 +57,19 @@ def _draws(stack: Stack, measure: Measure, inputs: Any) -> bool:
 
 
 def _outputs(comparison: Comparison, documents: Documents) -> Iterator[Finding]:
-    for first in range(len(documents)):  # each document at each place
-        turned = documents[first:] + documents[:first]
-        if comparison.worst(turned) is not None:
+    stack = comparison.stack
+    turns = [documents[first:] + documents[:first] for first in range(len(documents))]  # each document at each place
+    # A document of one token can be located where no other one has this token.
+    if min(stack.longest or sum(_MANY), len(stack.vocabulary)) >= sum(_MANY):
+        turns.append(drawn(stack.vocabulary, _MANY, seed=1))
+    for turned in turns:
+        try:
+            differs = comparison.worst(turned) is not None
+        except (Inapplicable, TargetError):  # a packing may drop or cut what is long or a single token
+            if len(turned) == len(_MANY):
+                return
+            raise
+        if differs:
             yield _finding(comparison, turned)
             return
 

@@ -76,7 +76,7 @@ def _modes(stack: Stack, measure: Measure, documents: Documents) -> Iterator[Fin
 
     def apart(given: Documents) -> Difference | None:
         with _evaluating(stack):
-            expected = stack.run(stack.batch(given)).flatten(0, 1)
+            expected = _of_documents(stack, given)
         return measure.compare(_in_train_mode(stack, given, 0), expected)
 
     before = apart(documents)
@@ -98,7 +98,14 @@ def _modes(stack: Stack, measure: Measure, documents: Documents) -> Iterator[Fin
 
 def _in_train_mode(stack: Stack, documents: Documents, seed: int) -> Tensor:
     with seeded(seed, devices=None):
-        return stack.run(stack.batch(documents)).flatten(0, 1)
+        return _of_documents(stack, documents)
+
+
+def _of_documents(stack: Stack, documents: Documents) -> Tensor:
+    """The outputs (sum of L, V) of all documents; those of padding are anybody's choice."""
+    inputs = stack.batch(documents)
+    out = stack.run(inputs)
+    return torch.cat([out[place.row, place.columns] for place in located(inputs, documents)])
 
 
 def _any_attention_differs(stack: Stack, measure: Measure, inputs: Any) -> bool:
