@@ -92,3 +92,16 @@ def test_a_function_that_reads_one_token_at_a_time_is_not_given_more():
 
     report = saccade.verify_stack(model, causal=True, decode=decode)
     assert report.ok, report
+
+
+class Newest(Cache):
+    def kept(self, states):
+        return states[:, :, -32:]
+
+
+def test_a_cache_that_forgets_what_no_window_says():
+    """Fails where only short documents are decoded: the cache holds 32 keys."""
+    model = Model()
+    [finding] = saccade.verify_stack(model, causal=True, decode=decoding(model, Newest)).findings
+    assert finding.probe == "cache"
+    assert len(finding.example[0]) <= 35

@@ -22,9 +22,11 @@ from .._shrink import smallest
 from .._stack import Decoder, Generate, Stack
 
 _LENGTH = 13
+_LONG = 68  # beyond 64 keys, where buffers and tiles end
 _STEPPED = 16  # a window that is passed step by step
 _WIDEST = 512  # a window that is passed at all
 _REST = 10**6  # tokens: all that are left
+_BUT_TWO = -2  # all but two
 _CHUNKS = (3, 1, _REST)
 
 
@@ -72,6 +74,7 @@ def _tries(stack: Stack, decoder: Decoder) -> Iterator[tuple[Documents, tuple[in
         yield wide, (window - 2,)
     if window is not None and window <= _WIDEST:
         yield wide or [long], (window + 2,)
+    yield drawn(stack.vocabulary, [stack.length(_LONG)], seed=1), (_BUT_TWO,)
     if decoder.is_given and _takes_chunks(stack, decoder, other):
         yield [other], _CHUNKS
 
@@ -91,7 +94,7 @@ def _takes_chunks(stack: Stack, decoder: Decoder, document: list[int]) -> bool:
 
 def _ends(length: int, pieces: tuple[int, ...]) -> list[int]:
     """How many tokens each call has read."""
-    ends = [min(end, length) for end in accumulate(pieces)]
+    ends = [min(end, length) for end in accumulate(max(1, length + one) if one < 0 else one for one in pieces)]
     return list(dict.fromkeys([*ends, *range(ends[-1], length + 1)]))
 
 
@@ -152,7 +155,7 @@ def _finding(
         small, wrong = documents, first
     documents, window = small, stack.promises.window
     past = window is not None and wrong.step > window
-    prompt = f"a prompt of {min(pieces[0], len(documents[-1]))}, then "
+    prompt = f"a prompt of {_ends(len(documents[-1]), pieces)[0]}, then "
     how = prompt + ("one by one" if len(pieces) == 1 else "1 token, then all others in one call")
     when = " when it is used a second time" if again else f", past the window of {window}" if past else ""
     return PROBE.error(
