@@ -16,6 +16,7 @@ from torch import Tensor
 from ..findings._finding import TargetError
 from ._bounds import Difference, Measure
 from ._documents import Documents, Place, ids_of, located, with_ids
+from ._shrink import smallest
 from ._stack import Stack, padding_of
 
 Make = Callable[[Documents], Any]
@@ -89,6 +90,14 @@ class Comparison:
             first = own.start - int(kept[0])
             with suppress(TargetError):  # it may need more than ids
                 yield self.stack.run(bare)[0, first : first + own.length]
+
+    def smallest(self, documents: Documents) -> tuple[Documents, Compared, str]:
+        """(the smallest documents that still differ, the one that differs most, the effect on all of these)."""
+        effect = self.in_users_terms(documents)
+        documents = smallest(documents, lambda rows: self.worst(rows) is not None)
+        worst = self.worst(documents)
+        assert worst is not None
+        return documents, worst, effect
 
     def in_users_terms(self, documents: Documents) -> str:
         """The effect of a difference: the share of outputs that change, and the loss of the document that changes

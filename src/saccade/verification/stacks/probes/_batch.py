@@ -14,7 +14,6 @@ from .._bounds import Measure
 from .._comparing import Compared, Comparison, refilled
 from .._documents import Documents, drawn, exchanged, ids_of, located
 from .._probe import Probe
-from .._shrink import smallest
 from .._stack import Stack, padding_of
 
 _LENGTHS = (5, 11, 2, 7)
@@ -38,10 +37,7 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
 
 
 def _finding(comparison: Comparison, documents: Documents) -> Finding:
-    effect = comparison.in_users_terms(documents)
-    documents = smallest(documents, lambda rows: comparison.worst(rows) is not None)
-    worst = comparison.worst(documents)
-    assert worst is not None
+    documents, worst, effect = comparison.smallest(documents)
     words, fix, where = _cause(comparison, documents, worst)
     return PROBE.error(
         f"Document {worst.document} of {len(documents)} is not the same in a batch as alone: output "

@@ -75,10 +75,7 @@ def _outputs(comparison: Comparison, documents: Documents) -> Iterator[Finding]:
 
 
 def _finding(comparison: Comparison, documents: Documents) -> Finding:
-    effect = comparison.in_users_terms(documents)
-    documents = smallest(documents, lambda rows: comparison.worst(rows) is not None)
-    worst = comparison.worst(documents)
-    assert worst is not None
+    documents, worst, effect = comparison.smallest(documents)
     sources = _sources(comparison, documents, worst)
     words, fix, where = _cause(comparison, documents, worst, sources)
     return PROBE.error(
