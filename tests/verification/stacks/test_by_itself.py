@@ -61,3 +61,11 @@ def test_a_batch_that_is_given_is_the_only_one():
     ids = lambda documents: {"input_ids": torch.tensor(documents)}  # noqa: E731
     report = saccade.verify_stack(model, batch=ids)
     assert not found(report, "batch")
+
+
+def test_a_head_for_whole_texts_is_tested_by_its_body():
+    """Fails where the caches of a classifier are read for logits of each token, which it has not."""
+    config = {"intermediate_size": 24, "pad_token_id": 0}
+    report = saccade.verify_stack(tiny(transformers.LlamaForSequenceClassification, transformers.LlamaConfig, **config))
+    assert report.ok and not report.findings, report
+    assert not found(report, "cache")

@@ -98,6 +98,7 @@ FORMS = {
     "an object": lambda made: types.SimpleNamespace(**made),
     "a named tuple": lambda made: collections.namedtuple("Made", made)(**made),
     "a tuple": lambda made: tuple(made.values()),
+    "with labels": lambda made: (made, made["input_ids"]),
 }
 
 
@@ -184,3 +185,10 @@ def test_documents_of_a_few_words_in_another_order():
     assert [tuple(place)[:2] for place in located(ids, [[2, 1], [1, 2, 1], [2, 1]])] == [(0, 3), (0, 0), (1, 0)]
     wrong = saccade.verify_stack(FewWords(), pack=lambda documents: packed_backwards(documents)["input_ids"])
     assert [finding.probe for finding in wrong.findings] == ["packing"]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_traced_code_has_no_signature():
+    """Fails where the signature is asked of code that has none."""
+    report = saccade.verify_stack(torch.jit.trace(Dense(), (torch.ones(2, 5, dtype=torch.long),)))
+    assert report.ok, report

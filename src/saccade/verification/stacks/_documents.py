@@ -56,6 +56,8 @@ def exchanged(document: list[int], vocabulary: Tensor, start: int = 0, end: int 
 def as_inputs(made: Any, takes: Callable[[str], bool]) -> Any:
     """Inputs of a model from what a collator returned: lists and arrays of numbers are tensors, and an object's fields
     are arguments where the model `takes` all of them. Other objects stay as they are."""
+    if isinstance(made, tuple) and made and isinstance(made[0], Mapping):
+        made = made[0]  # and labels for the loss
     if isinstance(made, Mapping):
         return {name: _tensor(value) for name, value in made.items()}
     if isinstance(made, Tensor) or not hasattr(made, "input_ids"):

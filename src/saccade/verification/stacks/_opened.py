@@ -285,7 +285,7 @@ def _known(given: Given) -> Known:
     if isinstance(given.model, nn.Module):
         try:
             subject = token_subject(given.model, Promise(causal=given.causal))
-        except (Undecided, TargetError) as error:
+        except (Undecided, TargetError, ValueError) as error:  # compiled code may have no signature
             if given.batch is None and is_transformers(given.model):
                 raise Unmeasured(f"batch: expected a function that makes inputs of this model; {error}") from None
     special = tuple(getattr(given.tokenizer, "all_special_ids", None) or ())
@@ -319,7 +319,8 @@ def _known(given: Given) -> Known:
     pad, constants, generate = 0, dict(reading.constants), None
     left = other = None
     if is_transformers(given.model):
-        found = registered("verified_models").stack_parts(given.model, subject.promise.causal, reading.vocabulary)
+        whole = model if is_transformers(model) else given.model  # or its body, where heads give one output for all
+        found = registered("verified_models").stack_parts(whole, subject.promise.causal, reading.vocabulary)
         special += found.special
         pad = found.pad
         constants |= found.constants
