@@ -211,7 +211,8 @@ class NoScores(Server):
 )
 def test_a_server_without_answers_is_one_message_and_no_fault(monkeypatch, server, words):
     """Fails where each probe waits for a server that is too slow, or repeats its error as a finding."""
-    monkeypatch.setattr(_served, "_SECONDS", 0.1)
+    if isinstance(server, Slow):  # others may take their time on a busy machine
+        monkeypatch.setattr(_served, "_SECONDS", 0.1)
     report = verified(server)
     assert not report.findings and len(report.outcomes) == 1
     assert words in report.outcomes[0].reason
