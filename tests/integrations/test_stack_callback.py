@@ -133,6 +133,30 @@ def test_a_fault_that_comes_later_is_named_at_the_next_due_step(probe, fault, ca
     assert record.getMessage().startswith("step 3: ")
 
 
+def test_a_stack_that_cannot_be_called_trains_on_with_the_reason(caplog):
+    """It may need inputs that no documents have: that is no fault of the training."""
+
+    class Needs(torch.nn.Embedding):
+        def forward(self, input_ids, speaker=None):
+            return super().forward(input_ids) + speaker[:, None]
+
+    monitor = StackMonitor(Needs(31, 31), every=1)
+    for step in range(3):
+        monitor.step(step)
+    [record] = caplog.records
+    assert "NoneType" in record.getMessage()
+
+
+def test_a_trainer_of_images_says_what_is_read(tmp_path):
+    config = transformers.ViTConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    one = transformers.Trainer(transformers.ViTForImageClassification(config), args)
+    with pytest.raises(TypeError, match="which reads pixel_values"):
+        StackMonitor(trainer=one, model=None).step(0)
+
+
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"on_error": "stop"}])
 def test_settings_that_cannot_be(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

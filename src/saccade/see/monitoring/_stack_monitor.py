@@ -19,7 +19,8 @@ class StackMonitor:
 
     The first step runs all probes of `saccade.verify_stack`. Later ones pack or pad two short documents and call the
     model a few times; only where an output differs do all probes run again. Weights, gradients and random state are as
-    before afterwards: the training takes the same steps as without.
+    before afterwards: the training takes the same steps as without. A stack that cannot be tested trains on, with the
+    reason in the logger "saccade.monitoring".
 
     Args:
         every: multiples of this number are verified again; None: the first step alone.
@@ -65,15 +66,17 @@ class StackMonitor:
         if report is None:
             return
         self.report = report
-        if report.errors and self._raises:
+        if report.errors and report.outcomes and self._raises:
             raise StackError(report)
-        if report.errors:
+        if not report.ok:  # also where it could not be called with documents of random tokens: no fault is known
             LOGGER.warning("step %d: %s", step, report)
 
     def _new_report(self) -> StackReport | None:
         """All probes' report; None where a short check of the promises that were kept before shows no difference."""
-        if self.report is not None and not broken(Given(**self._given.arguments), _passed(self.report)):
-            return None
+        if self.report is not None:
+            passed = _passed(self.report)
+            if not passed or not broken(Given(**self._given.arguments), passed):
+                return None
         return verify_stack(*self._given.args, **self._given.kwargs)
 
 

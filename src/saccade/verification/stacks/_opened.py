@@ -56,6 +56,7 @@ def opened(given: Given) -> Stack:
     """
     if isinstance(given.model, str):
         return _served(given)
+    makes_inputs = given.batch is not None or given.pack is not None
     if given.trainer is not None or (not callable(given.model) and hasattr(given.model, "model")):
         given = _of_trainer(given)
     for name in ("model", "batch", "pack", "decode", "step"):
@@ -63,7 +64,7 @@ def opened(given: Given) -> Stack:
         if (value is not None or name == "model") and not callable(value):
             raise TypeError(f"{name}: expected a callable, got {type(value).__name__}")
     reads = getattr(given.model, "main_input_name", "input_ids")  # of transformers' models
-    if reads != "input_ids" and given.batch is None and given.pack is None:
+    if reads != "input_ids" and not makes_inputs:
         raise TypeError(
             f"model: expected a model of token ids, got {name_of(given.model)}, which reads {reads}; "
             "saccade.verify(module) verifies one of its attention modules"
