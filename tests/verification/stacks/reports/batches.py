@@ -75,6 +75,6 @@ CASES = (
         Temperature,
         Proof(differs=frozenset((at, 1) for at in range(5)), documents=[[at, at + 9] for at in range(5, 10)]),
         10,
-        ("same in a batch as alone",),
+        ("changes with the number of rows",),
     ),
 )

@@ -76,6 +76,12 @@ def _cause(comparison: Comparison, documents: Documents, worst: Compared) -> tup
             "Send one request at a time to be sure; then look at slots of the cache, masks and positions of a batch",
             "batch axis",
         )
+    if len(documents) > 1 and comparison.worst([documents[worst.document]] * len(documents)) is not None:
+        return (
+            f"It changes with the number of rows: {len(documents)} copies of it, without padding, differ, too",
+            "Look for a scale, a limit or a kernel that is chosen by the number of rows",
+            "batch axis",
+        )
     inputs = stack.batch(documents)
     side = "left" if any(place.start > 0 for place in located(inputs, documents)) else "right"
     kept = _kept(inputs, documents)

@@ -23,6 +23,7 @@ from .._stack import Decoder, Generate, Stack
 
 _LENGTH = 13
 _LONG = 68  # beyond 64 keys, where buffers and tiles end
+_AHEAD = 4  # more tokens than decoders read and crop again
 _STEPPED = 16  # a window that is passed step by step
 _WIDEST = 512  # a window that is passed at all
 _REST = 10**6  # tokens: all that are left
@@ -74,7 +75,8 @@ def _tries(stack: Stack, decoder: Decoder) -> Iterator[tuple[Documents, tuple[in
         yield wide, (window - 2,)
     if window is not None and window <= _WIDEST:
         yield wide or [long], (window + 2,)
-    yield drawn(stack.vocabulary, [stack.length(_LONG)], seed=1), (_BUT_TWO,)
+    room = max(1, stack.length(_LONG + _AHEAD) - _AHEAD)
+    yield drawn(stack.vocabulary, [room], seed=1), (_BUT_TWO,)
     if decoder.is_given and _takes_chunks(stack, decoder, other):
         yield [other], _CHUNKS
 
