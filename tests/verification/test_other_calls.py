@@ -185,7 +185,7 @@ class Tokens(nn.Module):
 def test_padding_known_by_its_number_is_hidden_from_the_queries(hides: str, error: bool) -> None:
     found = errors(verified(Tokens(hides), "model"))
     assert [family for family, _ in found] == ["model"] * error
-    assert not error or "tokens of the padding number 0 follow" in found[0][1]
+    assert not error or "the content of the padding on the right" in found[0][1]
 
 
 class Transposed(nn.Module):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -13,11 +13,9 @@ from typing import Any
 from ._verify import it_prints
 from .findings._finding import Finding, Inapplicable, Outcome, TargetError, UnreadableResult
 from .report._report import Report
-from .stacks._bounds import NoDropout, exact, measured
 from .stacks._documents import Documents
 from .stacks._opened import Given, opened
-from .stacks._probe import Probe
-from .stacks._runner import raised, run
+from .stacks._runner import probed, raised
 from .stacks._stack import Stack
 from .stacks.probes import PROBES
 from .subject._kinds import name_of
@@ -29,9 +27,9 @@ class StackReport(Report):
 
     Example:
         >>> import saccade, torch
-        >>> report = saccade.verify_stack(torch.nn.Embedding(31, 31))  # each output sees its own token alone
-        >>> report.ok, report.findings
-        (True, ())
+        >>> report = saccade.verify_stack(torch.nn.Embedding(31, 31))
+        >>> report.ok, report.findings[0].message
+        (False, 'No output depends on any token but its own')
     """
 
 
@@ -126,35 +124,10 @@ def verify_stack(
 
 
 def _probed(stack: Stack) -> tuple[list[Outcome], list[Finding]]:
-    results: dict[str, tuple[Outcome, list[Finding]]] = {}
     try:
-        _run(PROBES, stack, results, cast=True)
-        again = [probe for probe in PROBES if any(map(_depends_on_dtype, results[probe.name][1]))]
-        _run(again, stack, results, cast=False)
+        results = probed(PROBES, stack)
     except UnreadableResult:
         raise
     except TargetError as error:
         return [], [raised("batch", error)]
-    return [outcome for outcome, _ in results.values()], [one for _, found in results.values() for one in found]
-
-
-def _run(
-    probes: Sequence[Probe], stack: Stack, results: dict[str, tuple[Outcome, list[Finding]]], *, cast: bool
-) -> None:
-    """Run the probes, and put what they give into `results`. What draws in eval mode must not move the others."""
-    if not probes:
-        return
-    with exact(stack, cast=cast), ExitStack() as quiet:
-        measure = measured(stack)
-        for probe in probes:
-            [(outcome, found)] = run([probe], stack, measure)
-            results[outcome.name] = outcome, found
-            if found and outcome.name == "determinism":
-                quiet.enter_context(NoDropout())
-                measure = measured(stack)
-
-
-def _depends_on_dtype(finding: Finding) -> bool:
-    """Whether float64 alone may be the cause: masks of its least number are -inf in a softmax of float32, and code
-    may name a dtype."""
-    return "raised" in finding.evidence or finding.evidence.get("largest_difference") in ("inf", float("inf"))
+    return [outcome for outcome, _ in results], [one for _, found in results for one in found]

@@ -12,6 +12,7 @@ from . import (
     _compile as compile,
     _dropout as dropout,
     _gradients as gradients,
+    _model as model,
     _order as order,
     _padding as padding,
     _placement as placement,
@@ -24,7 +25,6 @@ from . import (
 from .cache import _check as cache
 from .mask_meaning import _check as mask_meaning
 from .mixing import _check as mixing
-from .model import _check as model
 
 _IN_ORDER: tuple[Any, ...] = (
     *(scale, softmax, causal_leak, causal_blindness, mask_meaning, padding, mixing, order, cache, precision, gradients),

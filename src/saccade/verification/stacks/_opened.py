@@ -16,14 +16,19 @@ from ...interception._hooks import hooked
 from ...support._registered import registered
 from ..findings._finding import Inapplicable, TargetError, Undecided, Unmeasured
 from ..subject._calling import guarded
+from ..subject._decoder import CachedDecoder
+from ..subject._influence import is_causal
+from ..subject._inputs import NamedInputs
 from ..subject._kinds import name_of
 from ..subject._models import token_subject
 from ..subject._reading import Promise
 from ..subject._shortened import shortened
+from ..subject._subject import Subject
 from ..subject._token_models import TokenModel, longest_input, named
 from ..subject._transformers import is_transformers
 from ._documents import IDS, Documents, as_inputs, drawn, exchanged, ids_of
 from ._layer_rules import rows_share_frequencies_until
+from ._pad_ids import pad_id
 from ._served import served_stack
 from ._stack import Decode, Decoder, Generate, Promises, Stack
 from ._state import kept
@@ -47,6 +52,7 @@ class Given:
     trainer: Any = None
     tokenizer: Any = None
     words: tuple[str, ...] = ()  # of what is left out of a large model
+    subject: Subject | None = None  # the model, where it is known how to call it
 
 
 def opened(given: Given) -> Stack:
@@ -94,6 +100,13 @@ def _words(given: Given, second: Stack | None) -> Tensor | None:
         return second.vocabulary
     known = getattr(given.tokenizer, "vocab_size", None)
     return token_ids(known, given.tokenizer.all_special_ids) if isinstance(known, int) else None
+
+
+def stack_of(subject: Subject) -> Stack:
+    """The stack of a whole model alone, called as the checks of `saccade.verify` call it."""
+    model = subject.target.model if isinstance(subject.target, TokenModel) else subject.target
+    given = Given(model, causal=subject.promise.causal, subject=subject)
+    return replace(_made(given, tuple(modules_of((model,)))), generate=None)
 
 
 def _takes(short: nn.Module, given: Given) -> bool:
@@ -182,6 +195,7 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
         known.constants,
         modules,
         (*given.words, *known.assumed),
+        subject=known.subject,
     )
     if scaled := rows_share_frequencies_until(stack):
         stack = replace(stack, longest=min(scaled, stack.longest or scaled))
@@ -278,12 +292,13 @@ class Known:
     left: Callable[[Documents], Any] | None = None
     other: Any = None  # another attention implementation of the same module
     assumed: tuple[str, ...] = ()
+    subject: Subject | None = None
 
 
 def _known(given: Given) -> Known:
     decoders = (Decoder("decode", _decode(given.decode), is_given=True),) if given.decode is not None else ()
-    subject = None
-    if isinstance(given.model, nn.Module):
+    subject = given.subject
+    if subject is None and isinstance(given.model, nn.Module):
         try:
             subject = token_subject(given.model, Promise(causal=given.causal))
         except (Undecided, TargetError, ValueError) as error:  # compiled code may have no signature
@@ -307,9 +322,12 @@ def _known(given: Given) -> Known:
     reading = subject.reading
     model = subject.target
     name = reading.names[0] if reading.names else _arguments(model)[0]
-    if isinstance(model, TokenModel):
+    if given.subject is not None:
+        model, name = _as_checks_call(subject), "tokens"
+    elif isinstance(model, TokenModel):
         model = _either(model, given.model, name)
     masked = bool(reading.masks)
+    known_pad = None if masked else pad_id(subject)
     assumed = list(reading.assumed)
     if given.causal is None and subject.promise.causal is not None:
         assumed.append(f"it is {'causal' if subject.promise.causal else 'bidirectional'} (otherwise causal=)")
@@ -317,23 +335,30 @@ def _known(given: Given) -> Known:
     if window is None:
         widths = {width + 1 for width in reading.windows if width is not None}
         window = min(widths, default=None)
-    pad, constants, generate = 0, dict(reading.constants), None
+    constants, generate = dict(reading.constants), None
+    pad, special = (0, special) if known_pad is None else (known_pad.number, (*special, known_pad.number))
     left = other = None
     if is_transformers(given.model):
         whole = model if is_transformers(model) else given.model  # or its body, where heads give one output for all
         found = registered("verified_models").stack_parts(whole, subject.promise.causal, reading.vocabulary)
         special += found.special
-        pad = found.pad
-        constants |= found.constants
+        pad = found.pad if known_pad is None else pad
+        constants = {**found.constants, **constants}
         decoders, generate = decoders or found.decoders, found.generate
         left = found.left if given.batch is None and name == "input_ids" else None
         other = found.other if given.second is None else None
         assumed += found.assumed
+    own = given.subject is not None or not is_transformers(given.model)
+    if own and given.decode is None and reading.cache is not None and is_causal(subject):
+        decoders = (Decoder("its own cache", _cached(subject)), *decoders)
+    positioned = given.subject is not None and "position_ids" in inspect.signature(subject.target.forward).parameters
+    if positioned and masked and subject.promise.causal:
+        left = functools.partial(padded, name=name, masked=masked, pad=pad, left=True)
     return Known(
         name_of(given.model),
         model,
         functools.partial(padded, name=name, masked=masked, pad=pad),
-        masked,
+        masked or known_pad is not None,
         subject.promise.causal if given.causal is None else given.causal,
         window,
         reading.max_length,
@@ -345,7 +370,32 @@ def _known(given: Given) -> Known:
         left,
         other,
         tuple(assumed),
+        subject,
     )
+
+
+def _as_checks_call(subject: Subject) -> Callable[..., Any]:
+    """The model with its own layout, masks and adapter behind one call."""
+
+    def call(tokens: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Tensor:
+        inputs = NamedInputs({"tokens": tokens}, subject.reading.vocabulary)
+        real = None if attention_mask is None else attention_mask.bool()
+        return subject.with_constants(**more)(inputs, padding=real).out
+
+    return call
+
+
+def _cached(subject: Subject) -> Decode:
+    """Decoding with the cache that was found."""
+    decoder = CachedDecoder(subject)
+
+    def decode(tokens: list[int], state: Any) -> tuple[Tensor, Any]:
+        if state is None:
+            decoder.reset()
+        ids = torch.tensor([tokens[decoder.position :]], device=subject.device)
+        return decoder(NamedInputs({"tokens": ids}, subject.reading.vocabulary))[0, -1], decoder
+
+    return decode
 
 
 def _either(wrapper: TokenModel, model: Any, name: str) -> Callable[..., Any]:
@@ -402,13 +452,16 @@ def _decode(decode: Callable[[Any, Any], tuple[Tensor, Any]]) -> Decode:
     return step
 
 
-def padded(documents: Documents, *, name: str, masked: bool, pad: int = 0) -> Any:
-    """Inputs that are padded on the right, with a mask if the model takes one."""
+def padded(documents: Documents, *, name: str, masked: bool, pad: int = 0, left: bool = False) -> Any:
+    """Inputs that are padded on the right, with a mask if the model takes one; or on the left, with position_ids."""
     width = max(map(len, documents))
-    ids = torch.tensor([[*document, *[pad] * (width - len(document))] for document in documents])
-    mask = torch.tensor([[1] * len(document) + [0] * (width - len(document)) for document in documents])
+    turn = -1 if left else 1
+    ids = torch.tensor([[*document[::turn], *[pad] * (width - len(document))][::turn] for document in documents])
+    mask = torch.tensor([([1] * len(document) + [0] * (width - len(document)))[::turn] for document in documents])
     if not name:
         return ids
+    if left:
+        return {name: ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
     return {name: ids, "attention_mask": mask} if masked else {name: ids}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...support._numbers import rounded
-from ..findings._finding import Finding
+from ..findings._finding import Finding, Location
 from ._bounds import Difference, Measure
 from ._documents import Documents
 from ._stack import Stack
@@ -32,6 +32,7 @@ class Probe:
         difference: Difference | None = None,
         *,
         where: str = "",
+        location: Location | None = None,
         **evidence: Any,
     ) -> Finding:
         """An error of this probe, with the smallest documents that show it."""
@@ -49,6 +50,7 @@ class Probe:
             effect,
             fix,
             evidence,
+            location,
             example=tuple(map(tuple, documents)),
             where=where,
         )

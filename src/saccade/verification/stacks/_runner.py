@@ -3,26 +3,56 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from typing import Literal
 
 from ..findings._finding import Finding, Inapplicable, Outcome, TargetError, Unmeasured
 from ..findings._locate import error_in_words
 from ..findings._words import plain
-from ._bounds import Measure
+from ._bounds import Measure, NoDropout, exact, measured
 from ._probe import Probe
 from ._stack import Stack
 
+Status = Literal["passed", "failed", "n/a"]
 
-def run(probes: Iterable[Probe], stack: Stack, measure: Measure) -> Iterator[tuple[Outcome, list[Finding]]]:
-    for probe in probes:
-        start = time.perf_counter()
-        findings, reason, is_measured = _findings(probe, stack, measure)
-        findings = [replace(finding, evidence=plain(finding.evidence)) for finding in findings]
-        failed = any(finding.severity == "error" for finding in findings)
-        status = "failed" if failed else "n/a" if reason else "passed"
-        outcome = Outcome(probe.name, probe.name, probe.promise, status, reason, measured=is_measured)  # type: ignore[arg-type]
-        yield replace(outcome, seconds=time.perf_counter() - start), findings
+
+def probed(probes: Sequence[Probe], stack: Stack) -> list[tuple[Outcome, list[Finding]]]:
+    """The outcome and findings of each probe, in float64 where that changes no path."""
+    results: dict[str, tuple[Outcome, list[Finding]]] = {}
+    _run(probes, stack, results, cast=True)
+    again = [probe for probe in probes if any(map(_depends_on_dtype, results[probe.name][1]))]
+    _run(again, stack, results, cast=False)
+    return list(results.values())
+
+
+def _run(
+    probes: Sequence[Probe], stack: Stack, results: dict[str, tuple[Outcome, list[Finding]]], *, cast: bool
+) -> None:
+    """Run the probes, and put what they give into `results`. What draws in eval mode must not move the others."""
+    if not probes:
+        return
+    with exact(stack, cast=cast), ExitStack() as quiet:
+        measure = measured(stack)
+        for probe in probes:
+            start = time.perf_counter()
+            found, reason, is_measured = _findings(probe, stack, measure)
+            found = [replace(finding, evidence=plain(finding.evidence)) for finding in found]
+            failed = any(finding.severity == "error" for finding in found)
+            status: Status = "failed" if failed else "n/a" if reason else "passed"
+            seconds = time.perf_counter() - start
+            outcome = Outcome(probe.name, probe.name, probe.promise, status, reason, seconds, is_measured)
+            results[probe.name] = outcome, found
+            if found and probe.name == "determinism":
+                quiet.enter_context(NoDropout())
+                measure = measured(stack)
+
+
+def _depends_on_dtype(finding: Finding) -> bool:
+    """Whether float64 alone may be the cause: masks of its least number are -inf in a softmax of float32, and code
+    may name a dtype."""
+    return "raised" in finding.evidence or finding.evidence.get("largest_difference") in ("inf", float("inf"))
 
 
 def _findings(probe: Probe, stack: Stack, measure: Measure) -> tuple[list[Finding], str, bool]:

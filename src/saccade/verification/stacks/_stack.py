@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..findings._finding import Inapplicable, UnreadableResult
 from ..subject._calling import guarded
+from ..subject._subject import Subject
 from ._documents import Documents, ids_of
 
 Decode = Callable[[list[int], Any], tuple[Tensor, Any]]
@@ -65,6 +66,7 @@ class Stack:
     modules: tuple[nn.Module, ...] = ()
     assumed: tuple[str, ...] = ()
     is_served: bool = False  # by another process: outputs are log probabilities (R, L, 1), and have its rounding
+    subject: Subject | None = None  # the model alone, where it is a whole model of tokens
 
     @property
     def holders(self) -> tuple[Any, ...]:

@@ -147,6 +147,11 @@ class Subject:
             new.module.to(device, dtype)
         return replace(new, reading=_as(new.reading, dtype, device))
 
+    def with_constants(self, **more: Any) -> Subject:
+        """The subject called with further arguments."""
+        constants = {**self.reading.constants, **more}
+        return replace(self, reading=replace(self.reading, constants=constants))
+
     def with_flag(self, value: bool) -> Subject:
         """The subject called with its causal flag.
 

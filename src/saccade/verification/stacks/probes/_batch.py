@@ -13,6 +13,7 @@ from ...findings._finding import Finding, Inapplicable
 from .._bounds import Measure
 from .._comparing import Compared, Comparison, refilled
 from .._documents import Documents, drawn, exchanged, ids_of, located
+from .._lines import mixing_line, padding_line
 from .._probe import Probe
 from .._stack import Stack, padding_of
 
@@ -37,8 +38,10 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
 
 
 def _finding(comparison: Comparison, documents: Documents) -> Finding:
+    stack = comparison.stack
     documents, worst, effect = comparison.smallest(documents)
     words, fix, where = _cause(comparison, documents, worst)
+    lines = {"batch axis": mixing_line, "attention_mask": padding_line}
     return PROBE.error(
         f"Document {worst.document} of {len(documents)} is not the same in a batch as alone: output "
         f"{worst.difference.position} differs by {worst.difference.size:.3g}. {words}",
@@ -47,6 +50,7 @@ def _finding(comparison: Comparison, documents: Documents) -> Finding:
         documents,
         worst.difference,
         where=where,
+        location=lines[where](stack, stack.length(7)) if where in lines else None,
         document=worst.document,
     )
 
@@ -64,7 +68,7 @@ def _cause(comparison: Comparison, documents: Documents, worst: Compared) -> tup
         document if at == worst.document else exchanged(document, stack.vocabulary)
         for at, document in enumerate(documents)
     ]
-    if _moved(stack, measure, stack.batch(documents), stack.batch(others), documents, worst):
+    if _moved(stack, measure, comparison.make(documents), comparison.make(others), documents, worst):
         return (
             "It changes with the content of other documents: rows of the batch reach each other",
             "Keep the batch axis apart in every view, softmax, norm and mean",
@@ -82,7 +86,7 @@ def _cause(comparison: Comparison, documents: Documents, worst: Compared) -> tup
             "Look for a scale, a limit or a kernel that is chosen by the number of rows",
             "batch axis",
         )
-    inputs = stack.batch(documents)
+    inputs = comparison.make(documents)
     side = "left" if any(place.start > 0 for place in located(inputs, documents)) else "right"
     kept = _kept(inputs, documents)
     if _moved(stack, measure, inputs, refilled(inputs, stack.vocabulary, kept), documents, worst):

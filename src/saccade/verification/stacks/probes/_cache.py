@@ -17,6 +17,7 @@ from ...findings._finding import Finding, Inapplicable, TargetError
 from ...subject._calling import guarded
 from .._bounds import Difference, Measure
 from .._documents import Documents, drawn, located
+from .._lines import counting_line
 from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Decoder, Generate, Stack
@@ -172,6 +173,7 @@ def _finding(
         documents,
         wrong.difference,
         where=decoder.name,
+        location=counting_line(stack, stack.length(7)),
         step=wrong.step,
     )
 

@@ -17,6 +17,7 @@ from ....support._seeding import seeded
 from ...findings._finding import Finding, Inapplicable, TargetError, Unmeasured
 from .._bounds import Measure, mixed_by, training
 from .._documents import Documents, drawn, exchanged, located
+from .._lines import pattern_line
 from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack
@@ -202,6 +203,7 @@ def _finding(stack: Stack, measure: Measure, path: CallPath, document: list[int]
         "training and in eval mode",
         documents,
         where=f"{path.name}: query {leak.output}, key {leak.token}",
+        location=pattern_line(stack, stack.length(_LENGTHS[0])),
         length=len(document),
         query=leak.output,
         key=leak.token,

@@ -15,12 +15,14 @@ from torch import Tensor
 from ....support._registered import registered
 from ...findings._finding import Finding, Inapplicable, TargetError, Unmeasured
 from .._bounds import Measure
-from .._documents import drawn, ids_of, located
+from .._documents import drawn, exchanged, ids_of, located
 from .._layer_rules import LayerRules, Pattern, configuration, narrowed, rules_of
+from .._lines import pattern_line
 from .._probe import Probe
 from .._stack import Stack
 
 _LENGTH = 23
+_FAINT = 1e-9  # of the largest change: less is rounding
 _MOST_OUTPUTS = 2**26  # numbers in the logits of one document; longer windows are not reached
 _LONGEST = 1100
 
@@ -55,6 +57,9 @@ class Wrong(NamedTuple):
 
 
 def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
+    for finding in _blind(stack, measure):
+        yield finding
+        return
     if stack.module is None:
         raise Inapplicable("it has no module whose layers could be watched")
     rules = rules_of(stack)
@@ -66,6 +71,34 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
         said = f", with windows of {', '.join(map(str, few))} keys narrowed to {', '.join(map(str, few.values()))}"
         for finding in _findings(narrow, rules_of(narrow)):
             yield replace(finding, message=finding.message + said)
+
+
+def _blind(stack: Stack, measure: Measure) -> Iterator[Finding]:
+    """Outputs that depend on no token but their own, or not on their own; or on no later one, of what is to be
+    bidirectional."""
+    document = drawn(stack.vocabulary, [stack.length(7)])[0]
+    changed = [exchanged(document, stack.vocabulary, at, at + 1) for at in range(len(document))]
+    inputs = stack.batch([document, *changed])
+    out = stack.run(inputs)
+    before, *after = (out[place.row, place.columns] for place in located(inputs, [document, *changed]))
+    apart = (torch.stack(after, 1) - before[:, None]).abs().nan_to_num(nan=float("inf")).amax(-1)  # (L, L)
+    depends = apart > (_FAINT * float(apart.max()) if measure.dtype == torch.float64 else 0.0)
+    own = torch.eye(len(document), dtype=torch.bool)
+    at = [*(~depends.diagonal()).nonzero().flatten().tolist(), 0][0]
+    if len(document) > 1 and not bool((depends & ~own).any()):
+        if any(not bool(part.any()) for module in stack.modules for part in module.parameters() if part.dim() > 1):
+            return  # a projection that begins at zero hides everything before it
+        words, effect = "No output depends on any token but its own", "No context is read."
+        fix = "out = torch.softmax(scores, dim=-1) @ value  # and it must reach the next layer"
+    elif not bool(depends.diagonal().all()):
+        words = f"Output {at} does not depend on token {at}, its own"
+        effect, fix = "Each prediction lacks the newest token.", "mask = query >= key  # tril(), not tril(-1)"
+    elif stack.promises.causal is False and not bool(depends.triu(1).any()):
+        words = "It is to be bidirectional, and no output depends on a later token"
+        effect, fix = "Half of the context is lost.", "is_causal=False  # and no triangle in the mask"
+    else:
+        return
+    yield PROBE.error(words, effect, fix, [document], where="model", location=pattern_line(stack, len(document)))
 
 
 def _findings(stack: Stack, rules: LayerRules | None) -> Iterator[Finding]:
