@@ -16,6 +16,7 @@ from saccade import cli
 from saccade.cli import verify as command
 from saccade.verification import Check, Finding, Hints, Limits, Promise
 from saccade.verification.checks import CHECKS
+from slowly import slow_but
 
 THEIRS = """
 import torch
@@ -360,16 +361,40 @@ def placed():
 
 def unknown():
     return {"model": Model(), "collator": pack}
+
+
+def crashing():
+    import ctypes
+
+    return {"model": Model(), "pack": lambda documents: ctypes.string_at(0) if len(documents) > 3 else pack(documents)}
+
+
+def hanging():
+    import time
+
+    return {"model": Model(), "decode": lambda tokens, state: time.sleep(1000)}
 """
 
 
-@pytest.mark.parametrize(("name", "status"), [("right", 0), ("named", 1), ("placed", 1)])
+@pytest.mark.parametrize(("name", "status"), slow_but([("right", 0), ("named", 1), ("placed", 1)], ("named", 1)))
 def test_a_function_without_arguments_makes_a_stack(tmp_path, capsys, name, status):
     (tmp_path / "stack.py").write_text(STACK)
     ended, out, _ = run(capsys, f"stack.py:{name}", "--json")
     told = json.loads(out)
     assert (ended, told["ok"]) == (status, status == 0)
     assert [finding["check"] for finding in told["findings"]] == ["packing"] * status
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "probe", "words"), [("crashing", "packing", "crashed"), ("hanging", "cache", "did not finish")])
+def test_a_stack_that_ends_the_process_is_a_finding_and_the_other_probes_go_on(tmp_path, capsys, name, probe, words):
+    (tmp_path / "stack.py").write_text(STACK)
+    ended, out, _ = run(capsys, f"stack.py:{name}", "--json", "--time-limit", "9")
+    told = json.loads(out)
+    (finding,) = told["findings"]
+    assert (ended, finding["check"], words in finding["message"]) == (1, probe, True)
+    statuses = {outcome["name"]: outcome["status"] for outcome in told["checks"]}
+    assert statuses.pop(probe) == "failed" and {"passed"} <= set(statuses.values()) <= {"passed", "n/a"}
 
 
 def test_a_stack_with_an_unknown_part_and_options_of_modules_are_usage_errors(tmp_path, capsys):
