@@ -9,6 +9,7 @@ from torch import nn
 
 from saccade.integrations._verification import size_of_weights
 from saccade.verification import Limits, Reading
+from saccade.verification.checks import CHECKS
 from saccade.verification.running import _child, _deaths
 from saccade.verification.running._run import run_check
 from saccade.verification.subject import _shortened
@@ -144,5 +145,5 @@ def test_our_limit_is_not_the_fault_of_a_large_model(floats, asked, blamed):
 
 @pytest.mark.parametrize(("size", "status"), [(2**25, "n/a"), (7, "failed")])
 def test_a_large_model_that_is_slow_is_not_to_blame(size, status):
-    told = _deaths.as_message(_deaths.ChildDeath("time", "scale", 0, 60.0), size)
+    told = _deaths.as_message(_deaths.ChildDeath("time", "scale", 0, 60.0), CHECKS, size)
     assert told.outcome.status == status and bool(told.findings) == (status == "failed")

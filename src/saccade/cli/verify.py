@@ -149,11 +149,13 @@ def verify(
     """Verify an implementation of attention, or a stack: which promises it breaks, where, and how to fix it.
 
     This runs the code that you name, as pytest does: run only code that you trust. It runs in a child process with
-    limits on time and memory, and nothing is fetched; a stack runs in this process. Exit status: 0 no errors; 1 errors,
+    limits on time and memory, and nothing is fetched. Exit status: 0 no errors; 1 errors,
     or no attention could be tested; 2 the way to call the target is ambiguous, or a usage error.
     """
     written = _checked(outputs, target)
-    report = _stack_verified(target, promised, calls, runs) or _verified(target, promised, calls, runs, outputs)
+    report = _stack_verified(target, promised, calls, runs, outputs) or _verified(
+        target, promised, calls, runs, outputs
+    )
     if outputs.as_numbers:
         from ..verification import as_json
 
@@ -165,10 +167,13 @@ def verify(
         raise typer.Exit(1)
 
 
-def _stack_verified(target: str, promised: PromiseOptions, calls: CallOptions, runs: RunOptions) -> Report | None:
+def _stack_verified(
+    target: str, promised: PromiseOptions, calls: CallOptions, runs: RunOptions, outputs: ReportOptions
+) -> Report | None:
     """The report on the stack that the target makes; None if the target is not a function without arguments."""
     if not target.rpartition(":")[0].endswith(".py"):
         return None
+    from ..verification import Limits
     from ..verification._factory import is_factory, verify_made
 
     if not is_factory(target):
@@ -179,7 +184,9 @@ def _stack_verified(target: str, promised: PromiseOptions, calls: CallOptions, r
         option_name = f"--{useless[0].replace('_', '-')}"
         raise UserError(f"{option_name}: {target} makes a stack, which takes --causal, --bidirectional and --window")
     window = None if promised.window is None else promised.window + 1  # of a stack the own key counts
-    return verify_made(target, causal=promised.causal, window=window)
+    with _progress(quiet=outputs.as_numbers) as progress:
+        limits = Limits(runs.time_limit, runs.memory_limit)
+        return verify_made(target, limits, progress, causal=promised.causal, window=window)
 
 
 def _verified(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
-import inspect
-from collections.abc import Mapping
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
-from ._verify_stack import StackReport, verify_stack
-from .subject._load import load, split
+from ._verify_stack import StackReport, stack_report
+from .running._stack_job import StackJob, given_by, messages
+from .stacks.probes import PROBES
+from .subject._load import split
 
-_NAMES = tuple(inspect.signature(verify_stack).parameters)
+if TYPE_CHECKING:
+    from ._verify import Progress
+    from .running._child import Limits
 
 
 def is_factory(named: str) -> bool:
@@ -26,27 +29,19 @@ def is_factory(named: str) -> bool:
     )
 
 
-def verify_made(named: str, **promises: Any) -> StackReport:
-    """The report on the stack that the function of this name returns."""
-    make = load(named)
-    make = getattr(make, "__wrapped__", make) if getattr(make, "is_verified", False) else make
+def verify_made(
+    named: str, limits: Limits | None = None, progress: Progress | None = None, **promises: Any
+) -> StackReport:
+    """The report on the stack that the function of this name returns. It is made and verified in a child process."""
+    from .running._child import Limits, isolated
+
     given = {name: value for name, value in promises.items() if value is not None}
-    return verify_returned(make(), named, **given)
+    job = StackJob(named, given)
+    return stack_report(isolated(job, limits or Limits()), named, progress, len(job.names))
 
 
 def verify_returned(made: Any, named: str, **arguments: Any) -> StackReport:
-    """The report on a stack: a model, a dict of `verify_stack`'s arguments, or a tuple of them in their order.
-    `arguments` are further ones.
-
-    Raises:
-        ValueError: it is something else; the message says what `named` returned.
-    """
-    given = dict(made) if isinstance(made, Mapping) else {"model": made}
-    if isinstance(made, tuple):
-        given = dict(zip(_NAMES, made, strict=False))
-    given |= arguments
-    unknown = sorted(map(str, set(given) - set(_NAMES)))
-    if unknown or (given.get("model") is None and given.get("trainer") is None):
-        wrong = f"unknown {', '.join(unknown)}" if unknown else "no model"
-        raise ValueError(f"{named}: expected a dict with model and any of {', '.join(_NAMES[1:])}; got {wrong}")
-    return verify_stack(given.pop("model", None), **given)
+    """The report on a stack, with errors as of `given_by`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return stack_report(messages(given_by(made, named, **arguments), PROBES))

@@ -174,7 +174,7 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
                 outcomes.append(message.outcome)
                 findings += message.findings
             case _job.TargetUnusable():
-                findings.append(_nothing_works(message))
+                findings.append(nothing_works(message))
             case ChildOutput():
                 printed = message.text
     findings += [it_prints(printed)] if printed else []
@@ -221,7 +221,7 @@ def _in_this_process(job: Any) -> Iterable[Message]:
         torch.set_num_threads(threads)
 
 
-def _nothing_works(broken: TargetUnusable) -> Finding:
+def nothing_works(broken: TargetUnusable) -> Finding:
     from .running._run import raised
 
     doing, fix = _STAGES.get(broken.stage, ("starting", "Try it once more."))

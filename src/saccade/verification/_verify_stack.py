@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ._verify import it_prints
-from .findings._finding import Finding, Inapplicable, Outcome, TargetError, UnreadableResult
+from ._verify import Progress, it_prints, nothing_works
+from .findings._finding import CheckDone, Finding, Outcome, StageBegun
 from .report._report import Report
+from .running._job import Message, Printed, RequestError, TargetUnusable
+from .running._stack_job import StackOpened, messages
 from .stacks._documents import Documents
-from .stacks._opened import Given, opened
-from .stacks._runner import probed, raised
-from .stacks._stack import Stack
+from .stacks._opened import Given
 from .stacks.probes import PROBES
-from .subject._kinds import name_of
+
+if TYPE_CHECKING:
+    from .running._child import ChildOutput
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,39 +95,38 @@ def verify_stack(
         >>> print(report.findings[0].message)
         Document 1 attends to document 0 of its pack: output 0 of document 1 differs by ...
     """
-    start = time.perf_counter()
-    if window is not None and (not isinstance(window, int) or window < 1):
-        raise ValueError(f"window: expected a positive number of keys, got {window!r}")
     given = Given(model, batch, pack, decode, second, step, causal, window, trainer, tokenizer)
-    with warnings.catch_warnings(), redirect_stdout(StringIO()) as printed:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            stack = opened(given)
-            name, assumed, causal = stack.name, stack.assumed, stack.promises.causal
-            outcomes, findings = _probed(stack)
-        except (Inapplicable, UnreadableResult) as reason:
-            outcome = Outcome("batch", "batch", "Documents can be given.", "n/a", str(reason), measured=False)
-            name = model if isinstance(model, str) else name_of(model)
-            assumed, causal, outcomes, findings = (), given.causal, [outcome], []
-    findings += [it_prints(printed.getvalue())] if printed.getvalue() else []
+        return stack_report(messages(given, PROBES))
+
+
+def stack_report(
+    messages: Iterable[Message | ChildOutput], named: str = "", progress: Progress | None = None, total: int = 0
+) -> StackReport:
+    """The report on a stack. `named`: its title, if it is not opened."""
+    start = time.perf_counter()
+    stack = StackOpened("", (), 0, named)
+    outcomes: list[Outcome] = []
+    findings: list[Finding] = []
+    printed = ""
+    for message in messages:
+        match message:
+            case RequestError():
+                raise message.error
+            case StageBegun():
+                if progress is not None:
+                    progress(len(outcomes), total, message.name)
+            case StackOpened():
+                stack = message
+            case CheckDone():
+                outcomes.append(message.outcome)
+                findings += message.findings
+            case TargetUnusable():
+                findings.append(nothing_works(message))
+            case Printed():
+                printed = message.text
+                findings.append(it_prints(printed))
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.severity))
-    return StackReport(
-        name,
-        "",
-        assumed,
-        causal,
-        tuple(findings),
-        tuple(outcomes),
-        time.perf_counter() - start,
-        printed.getvalue(),
-    )
-
-
-def _probed(stack: Stack) -> tuple[list[Outcome], list[Finding]]:
-    try:
-        results = probed(PROBES, stack)
-    except UnreadableResult:
-        raise
-    except TargetError as error:
-        return [], [raised("batch", error)]
-    return [outcome for outcome, _ in results], [one for _, found in results for one in found]
+    seconds = time.perf_counter() - start
+    return StackReport(stack.name, "", stack.assumed, stack.causal, tuple(findings), tuple(outcomes), seconds, printed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..findings._finding import Finding, Inapplicable, Unmeasured
+from ..findings._finding import Finding, Inapplicable, StageBegun, Unmeasured
 from ..stacks._opened import stack_of
 from ..stacks._runner import probed
 from ..stacks.probes import OF_MODELS
@@ -19,12 +19,14 @@ _NAME = "model"
 def _run(subject: Subject) -> Iterator[Finding]:
     if subject.form != "tokens":
         raise Inapplicable("it is not a whole model of tokens")
-    for outcome, findings in probed(OF_MODELS, stack_of(vivid(subject))):
-        if findings and outcome.name == "determinism":
+    for done in probed(OF_MODELS, stack_of(vivid(subject))):
+        if isinstance(done, StageBegun):
+            continue
+        if done.findings and done.outcome.name == "determinism":
             raise Unmeasured("two calls with the same tokens differ")
-        for finding in findings:
-            yield replace(finding, check=_NAME, family=_NAME, evidence={**finding.evidence, "probe": outcome.name})
-        if outcome.status == "failed":  # the other probes would say the same again
+        for finding in done.findings:
+            yield replace(finding, check=_NAME, family=_NAME, evidence={**finding.evidence, "probe": done.outcome.name})
+        if done.outcome.status == "failed":  # the other probes would say the same again
             return
 
 

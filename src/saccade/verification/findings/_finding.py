@@ -142,3 +142,19 @@ class Outcome:
     reason: str = ""  # of n/a
     seconds: float = 0.0
     measured: bool = True  # False: it applies, and could not be measured; its status is then n/a
+
+
+@dataclass(frozen=True)
+class StageBegun:
+    """Message: the next stage, "loading", "calling", "looking", or the name of a check or probe."""
+
+    name: str
+    limited: bool = True  # whether it may take no longer than the limit
+
+
+@dataclass(frozen=True)
+class CheckDone:
+    """Message: the outcome and findings of one check or probe."""
+
+    outcome: Outcome
+    findings: tuple[Finding, ...]

@@ -26,9 +26,11 @@ import torch
 from ...support._registered import registered
 from ..subject._shortened import size_of
 from ._deaths import ENTRY, ChildDeath, as_message, left_out
-from ._job import CallDescription, CheckDone, Job, Message, StageBegun, TargetUnusable, work
+from ._job import CallDescription, CheckDone, Job, Message, StageBegun, TargetUnusable
+from ._stack_job import StackJob
 
 STARTING = 120.0  # seconds: a new Python that imports PyTorch from a slow disk
+_DAY = 86400.0  # seconds
 MOST_HANGS = 3  # checks that may run out of time, then the rest is left out
 MOST_PRINTED = 64 * 2**10  # bytes of the target's output that are kept
 GRACE = 2.0  # seconds: a child that is over its limit writes where it is, before it is killed
@@ -84,8 +86,8 @@ class ChildOutput:
     text: str
 
 
-def isolated(job: Job, limits: Limits) -> Iterator[Message | ChildOutput]:
-    """The messages of `work(job)`, from child processes.
+def isolated(job: Job | StackJob, limits: Limits) -> Iterator[Message | ChildOutput]:
+    """The messages of `job.work()`, from child processes.
 
     Raises:
         ValueError: the target can reach a child neither by fork nor by pickle, or this process may have no children.
@@ -95,7 +97,8 @@ def isolated(job: Job, limits: Limits) -> Iterator[Message | ChildOutput]:
             "verify: this is a daemon process of multiprocessing (a worker of a pool or a DataLoader), which cannot "
             "start a process; isolated=False verifies in the current process"
         )
-    left, hangs, method, printed = list(job.names), 0, _method(job), bytearray()
+    parts = {part.name: part for part in job.parts}
+    left, hangs, method, printed = list(parts), 0, _method(job), bytearray()
     size = _known_size(job.target)
     while left:
         with Child(replace(job, names=tuple(left)), limits, size, method, printed) as child:
@@ -109,16 +112,16 @@ def isolated(job: Job, limits: Limits) -> Iterator[Message | ChildOutput]:
         if child.death is None:
             break
         hangs += child.death.kind == "time"
-        if child.death.stage == "looking":  # a check meets again what ended it
+        if child.death.stage == "looking" and isinstance(job, Job):  # a check meets again what ended it
             job = replace(job, looks=False)
             continue
-        message_of_death = as_message(child.death, child.size)
+        message_of_death = as_message(child.death, job.parts, child.size)
         yield message_of_death
         if isinstance(message_of_death, TargetUnusable):
             break
         left.remove(child.death.stage)
         if hangs == MOST_HANGS:
-            yield from (left_out(name, f"not run: {hangs} checks ran out of time before") for name in left)
+            yield from (left_out(parts[name], f"not run: {hangs} checks ran out of time before") for name in left)
             break
     yield ChildOutput(printed.decode("utf-8", "replace"))
 
@@ -129,7 +132,7 @@ def isolated(job: Job, limits: Limits) -> Iterator[Message | ChildOutput]:
 class Child:
     """One child process at its job; leaving the context ends it and all that it started."""
 
-    def __init__(self, job: Job, limits: Limits, size: int, method: str, printed: bytearray) -> None:
+    def __init__(self, job: Job | StackJob, limits: Limits, size: int, method: str, printed: bytearray) -> None:
         context: Any = multiprocessing.get_context(method)
         self.limits, self.size, self.printed = limits, size, printed
         self.spoilt, self.stage = False, "starting"
@@ -174,7 +177,7 @@ class Child:
                     continue
                 if isinstance(message, StageBegun):
                     self.stage = message.name
-                    deadline = time.monotonic() + self._seconds
+                    deadline = time.monotonic() + (self._seconds if message.limited else _DAY)
                 if isinstance(message, CallDescription):
                     self.size = message.size
                 yield message
@@ -272,9 +275,11 @@ def _known_size(target: Any) -> int:
     return int(registered("verified_models").size_of_weights(target.removeprefix("hf:")))
 
 
-def _method(job: Job) -> str:
+def _method(job: Job | StackJob) -> str:
     """The way in which the target reaches a child: "fork", or pickled code. Fork can pass any object. It is not safe
     after this process has used a GPU, or on macOS the system's linear algebra, so there pickle is tried first."""
+    if isinstance(job, StackJob):  # which compares numbers of threads, and a fork has one
+        return "spawn"
     if "fork" in multiprocessing.get_all_start_methods() and not _uses_gpu(job.target):
         if sys.platform == "linux":
             return "fork"
@@ -285,7 +290,7 @@ def _method(job: Job) -> str:
     return _pickled(job)
 
 
-def _pickled(job: Job) -> str:
+def _pickled(job: Job | StackJob) -> str:
     try:
         ForkingPickler.dumps(job)
     except Exception as error:
@@ -308,7 +313,7 @@ def _uses_gpu(target: Any) -> bool:
 
 
 def serve_in_child(
-    job: Job,
+    job: Job | StackJob,
     limits: Limits,
     size: int,
     method: str,
@@ -317,7 +322,8 @@ def serve_in_child(
     traces: Connection[Any, Any],
 ) -> None:
     """Run the job in its own process, and send the result."""
-    torch.set_num_threads(1)  # first of all: GNU OpenMP waits for ever for the threads that a fork leaves behind
+    if method == "fork":
+        torch.set_num_threads(1)  # first of all: GNU OpenMP waits for ever for the threads that a fork leaves behind
     if os.name == "posix":
         os.setsid()  # Ctrl-C is the parent's; and so what the target starts can be ended with it
         _die_with_parent()
@@ -325,15 +331,16 @@ def serve_in_child(
     trace = _descriptor(traces)
     faulthandler.enable(trace)
     messages.send(ChildStarted(method == "fork" and _spoilt()))
-    _limit_memory(limits.of_size(size).gib)
+    if isinstance(job, Job):  # what a stack takes is known when it is made
+        _limit_memory(limits.of_size(size).gib)
     own = os.getpid()
-    for message in work(job):
+    for message in job.work():
         if os.getpid() != own:  # the target forked, and its child came back from the call: it has no say here
             os._exit(0)
         if isinstance(message, CallDescription):
             size = message.size
             _limit_memory(limits.of_size(size).gib)
-        if isinstance(message, StageBegun):
+        if isinstance(message, StageBegun) and message.limited:
             faulthandler.dump_traceback_later(limits.of_size(size).seconds, file=trace)
         else:
             faulthandler.cancel_dump_traceback_later()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ..findings._finding import Finding, Location, Outcome
 from ..findings._locate import is_own, line_of
-from ._job import CheckDone, TargetUnusable, chosen
+from ..stacks._probe import Probe
+from ..subject._check import Check
+from ._job import CheckDone, TargetUnusable
 from ._run import NOT_SMALL
 
 ENTRY = "serve_in_child"  # the function below which a traceback is the child's own
@@ -37,23 +40,23 @@ class ChildDeath:
     @property
     def words(self) -> str:
         if self.kind == "time":
-            return f"did not finish within {self.seconds:g} second{'' if self.seconds == 1 else 's'}"
+            return f"did not finish within {self.seconds:.3g} second{'' if self.seconds == 1 else 's'}"
         if self.kind == "exit":
             return f"ended the process with status {self.number} (os._exit, or a library that did)"
         name = signal.Signals(self.number).name if self.number in set(signal.Signals) else f"signal {self.number}"
         return _SIGNALS.get(name, f"was ended by {name}")
 
 
-def as_message(death: ChildDeath, size: int = 0) -> CheckDone | TargetUnusable:
-    """The message for a child that died. `size`: bytes of the model; a large model that ends by a limit of ours is not
-    to blame."""
+def as_message(death: ChildDeath, parts: Sequence[Check | Probe], size: int = 0) -> CheckDone | TargetUnusable:
+    """The message for a child that died at one of these parts, or before. `size`: bytes of the model; a large model
+    that ends by a limit of ours is not to blame."""
     location = where(death.traceback)
-    check = next(iter(chosen((death.stage,))), None)
+    check = next((part for part in parts if part.name == death.stage), None)
     if check is None:
         return TargetUnusable(f"It {death.words}", location, death.stage)
     if size >= NOT_SMALL and (death.kind == "time" or death.number == signal.SIGKILL):
         option = "--time-limit" if death.kind == "time" else "this machine's memory"
-        return left_out(check.name, f"not measured: it {death.words}, on a model of {size >> 20} MiB ({option})")
+        return left_out(check, f"not measured: it {death.words}, on a model of {size >> 20} MiB ({option})")
     finding = Finding(
         check.name,
         "robustness",
@@ -68,9 +71,8 @@ def as_message(death: ChildDeath, size: int = 0) -> CheckDone | TargetUnusable:
     return CheckDone(Outcome(check.name, check.family, check.promise, "failed", reason, death.seconds), (finding,))
 
 
-def left_out(name: str, reason: str) -> CheckDone:
-    check = chosen((name,))[0]
-    return CheckDone(Outcome(name, check.family, check.promise, "n/a", reason, measured=False), ())
+def left_out(check: Check | Probe, reason: str) -> CheckDone:
+    return CheckDone(Outcome(check.name, check.family, check.promise, "n/a", reason, measured=False), ())
 
 
 def where(traceback: str) -> Location | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..findings._finding import Finding, Location, Outcome, TargetError, Undecided
+from ..findings._finding import CheckDone as CheckDone, Location, StageBegun as StageBegun, TargetError, Undecided
 from ..findings._locate import error_in_words, is_own, line_of, location_of
 from ..subject._check import Check
 from ..subject._influence import direction_of, off_diagonal, own_dependence
@@ -33,12 +33,13 @@ class Job:
     names: tuple[str, ...] = ()  # of the checks to run
     looks: bool = True  # whether to find out which way it looks
 
+    @property
+    def parts(self) -> list[Check]:
+        """The checks to run."""
+        return chosen(self.names)
 
-@dataclass(frozen=True)
-class StageBegun:
-    """The next stage: "loading", "calling", "looking", or the name of a check."""
-
-    name: str
+    def work(self) -> Iterator[Message]:
+        return work(self)
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,6 @@ class FoundReading:
 
 
 @dataclass(frozen=True)
-class CheckDone:
-    """Message: the outcome and findings of one check."""
-
-    outcome: Outcome
-    findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True)
 class TargetUnusable:
     """Message: the target cannot be made or called, so no further messages follow."""
 
@@ -83,11 +76,18 @@ class RequestError:
     traceback: str = ""  # of the process that it happened in
 
 
+@dataclass(frozen=True)
+class Printed:
+    """Message: what the stack printed while it was tested."""
+
+    text: str
+
+
 DIRECTIONS = (
     "it is bidirectional: every output depends on every input (otherwise --causal)",
     "it is causal: no output depends on a later input (otherwise --bidirectional)",
 )
-Message = StageBegun | CallDescription | FoundReading | CheckDone | TargetUnusable | RequestError
+Message = StageBegun | CallDescription | FoundReading | CheckDone | TargetUnusable | RequestError | Printed
 
 
 def work(job: Job) -> Iterator[Message]:
@@ -115,7 +115,7 @@ def work(job: Job) -> Iterator[Message]:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # exit, and classes of the target's own
-            yield _failed(error, stage)
+            yield failed(error, stage)
             return
         others: tuple[CallVariant, ...] = ()
         if job.looks:
@@ -162,7 +162,7 @@ def _direction(subject: Subject) -> Iterator[FoundReading]:
     yield FoundReading({"causal": True, "bidirectional": False}.get(direction_of(sizes)) if mixes else None, mixes)
 
 
-def _failed(error: BaseException, stage: str) -> TargetUnusable | RequestError:
+def failed(error: BaseException, stage: str) -> TargetUnusable | RequestError:
     """An error through the target's own lines is its fault; other errors come from the user of `verify` or from us."""
     location = location_of(error)
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):

@@ -59,7 +59,10 @@ def opened(given: Given) -> Stack:
     """
     Raises:
         TypeError: the model, or one of the functions, cannot be called.
+        ValueError: `window` is no positive number.
     """
+    if given.window is not None and (not isinstance(given.window, int) or given.window < 1):
+        raise ValueError(f"window: expected a positive number of keys, got {given.window!r}")
     if isinstance(given.model, str):
         return _served(given)
     makes_inputs = given.batch is not None or given.pack is not None

@@ -23,6 +23,11 @@ class Probe:
     run: Callable[[Stack, Measure], Iterable[Finding]]
     rounds: bool = True
 
+    @property
+    def family(self) -> str:
+        """Its name: findings of checks are sorted by families, of which a probe is one."""
+        return self.name
+
     def error(
         self,
         message: str,

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Literal
 
-from ..findings._finding import Finding, Inapplicable, Outcome, TargetError, Unmeasured
+from ..findings._finding import (
+    CheckDone,
+    Finding,
+    Inapplicable,
+    Outcome,
+    StageBegun,
+    TargetError,
+    Unmeasured,
+)
 from ..findings._locate import error_in_words
 from ..findings._words import plain
 from ._bounds import Measure, NoDropout, exact, measured
@@ -18,32 +26,33 @@ from ._stack import Stack
 Status = Literal["passed", "failed", "n/a"]
 
 
-def probed(probes: Sequence[Probe], stack: Stack) -> list[tuple[Outcome, list[Finding]]]:
-    """The outcome and findings of each probe, in float64 where that changes no path."""
-    results: dict[str, tuple[Outcome, list[Finding]]] = {}
-    _run(probes, stack, results, cast=True)
-    again = [probe for probe in probes if any(map(_depends_on_dtype, results[probe.name][1]))]
-    _run(again, stack, results, cast=False)
-    return list(results.values())
+def probed(probes: Sequence[Probe], stack: Stack) -> Iterator[StageBegun | CheckDone]:
+    """Run the probes in float64 where that changes no path. What float64 alone may have caused is run again without."""
+    again: list[Probe] = []
+    for message in _run(probes, stack, cast=True):
+        if isinstance(message, CheckDone) and any(map(_depends_on_dtype, message.findings)):
+            again += [probe for probe in probes if probe.name == message.outcome.name]
+        else:
+            yield message
+    yield from _run(again, stack, cast=False)
 
 
-def _run(
-    probes: Sequence[Probe], stack: Stack, results: dict[str, tuple[Outcome, list[Finding]]], *, cast: bool
-) -> None:
-    """Run the probes, and put what they give into `results`. What draws in eval mode must not move the others."""
+def _run(probes: Sequence[Probe], stack: Stack, *, cast: bool) -> Iterator[StageBegun | CheckDone]:
+    """What draws in eval mode must not move the other probes."""
     if not probes:
         return
     with exact(stack, cast=cast), ExitStack() as quiet:
         measure = measured(stack)
         for probe in probes:
+            yield StageBegun(probe.name)
             start = time.perf_counter()
             found, reason, is_measured = _findings(probe, stack, measure)
             found = [replace(finding, evidence=plain(finding.evidence)) for finding in found]
             failed = any(finding.severity == "error" for finding in found)
             status: Status = "failed" if failed else "n/a" if reason else "passed"
             seconds = time.perf_counter() - start
-            outcome = Outcome(probe.name, probe.name, probe.promise, status, reason, seconds, is_measured)
-            results[probe.name] = outcome, found
+            outcome = Outcome(probe.name, probe.family, probe.promise, status, reason, seconds, is_measured)
+            yield CheckDone(outcome, tuple(found))
             if found and probe.name == "determinism":
                 quiet.enter_context(NoDropout())
                 measure = measured(stack)
