@@ -81,7 +81,7 @@ def _other_attention(model: Any) -> OtherAttention | None:
             configs |= {id(part): part for part in parts if part is not None}
         before = [(one, one._attn_implementation_internal) for one in configs.values() if hasattr(one, _IN_FORCE)]
         try:
-            model.set_attn_implementation(other)
+            _set_silently(model, other)
             yield
         finally:
             for config, value in before:
@@ -93,6 +93,18 @@ def _other_attention(model: Any) -> OtherAttention | None:
     except Exception:  # it has no other
         return None
     return OtherAttention(other, switched) if is_set else None
+
+
+def _set_silently(model: Any, implementation: str) -> None:
+    """Models that know one implementation warn of it."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        model.set_attn_implementation(implementation)
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def _left(model: Any, pad: int) -> Callable[[Documents], Any] | None:

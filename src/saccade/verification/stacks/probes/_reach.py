@@ -19,6 +19,7 @@ from .._documents import drawn, exchanged, ids_of, located
 from .._layer_rules import LayerRules, Pattern, configuration, narrowed, rules_of
 from .._lines import pattern_line
 from .._probe import Probe
+from .._shrink import smallest
 from .._stack import Stack
 
 _LENGTH = 23
@@ -57,9 +58,19 @@ class Wrong(NamedTuple):
 
 
 def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
-    for finding in _blind(stack, measure):
-        yield finding
-        return
+    reason: Inapplicable | None = None
+    observed: list[Finding] = []
+    try:
+        observed.extend(_observed(stack))
+    except Inapplicable as error:
+        reason = error
+    yield from observed or _blind(stack, measure)  # layers say more than outputs
+    if reason is not None:
+        raise reason
+
+
+def _observed(stack: Stack) -> Iterator[Finding]:
+    """Findings about what layers are seen to do."""
     if stack.module is None:
         raise Inapplicable("it has no module whose layers could be watched")
     rules = rules_of(stack)
@@ -73,10 +84,31 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
             yield replace(finding, message=finding.message + said)
 
 
+class Blindness(NamedTuple):
+    """What no output depends on, in words."""
+
+    message: str
+    effect: str
+    fix: str
+
+
 def _blind(stack: Stack, measure: Measure) -> Iterator[Finding]:
     """Outputs that depend on no token but their own, or not on their own; or on no later one, of what is to be
     bidirectional."""
-    document = drawn(stack.vocabulary, [stack.length(7)])[0]
+    [document] = drawn(stack.vocabulary, [stack.length(7)])
+    blindness = None if stack.is_served else _blindness(stack, measure, document)  # which gives the next token's
+    if blindness is None:
+        return
+    [document] = smallest(
+        [document], lambda rows: (same := _blindness(stack, measure, rows[0])) is not None and same.fix == blindness.fix
+    )
+    words, effect, fix = _blindness(stack, measure, document) or blindness
+    yield PROBE.error(words, effect, fix, [document], where="model", location=pattern_line(stack, len(document)))
+
+
+def _blindness(stack: Stack, measure: Measure, document: list[int]) -> Blindness | None:
+    if len(document) < 2:
+        return None
     changed = [exchanged(document, stack.vocabulary, at, at + 1) for at in range(len(document))]
     inputs = stack.batch([document, *changed])
     out = stack.run(inputs)
@@ -84,21 +116,23 @@ def _blind(stack: Stack, measure: Measure) -> Iterator[Finding]:
     apart = (torch.stack(after, 1) - before[:, None]).abs().nan_to_num(nan=float("inf")).amax(-1)  # (L, L)
     depends = apart > (_FAINT * float(apart.max()) if measure.dtype == torch.float64 else 0.0)
     own = torch.eye(len(document), dtype=torch.bool)
-    at = [*(~depends.diagonal()).nonzero().flatten().tolist(), 0][0]
-    if len(document) > 1 and not bool((depends & ~own).any()):
-        if any(not bool(part.any()) for module in stack.modules for part in module.parameters() if part.dim() > 1):
-            return  # a projection that begins at zero hides everything before it
-        words, effect = "No output depends on any token but its own", "No context is read."
+    if not bool((depends & ~own).any()):
+        weights = (named for module in stack.modules for named in module.named_parameters())
+        if any(not name.endswith("bias") and not bool(part.any()) for name, part in weights):
+            return None  # a projection or gate that begins at zero hides everything before it
         fix = "out = torch.softmax(scores, dim=-1) @ value  # and it must reach the next layer"
-    elif not bool(depends.diagonal().all()):
-        words = f"Output {at} does not depend on token {at}, its own"
-        effect, fix = "Each prediction lacks the newest token.", "mask = query >= key  # tril(), not tril(-1)"
-    elif stack.promises.causal is False and not bool(depends.triu(1).any()):
-        words = "It is to be bidirectional, and no output depends on a later token"
-        effect, fix = "Half of the context is lost.", "is_causal=False  # and no triangle in the mask"
-    else:
-        return
-    yield PROBE.error(words, effect, fix, [document], where="model", location=pattern_line(stack, len(document)))
+        return Blindness("No output depends on any token but its own", "No context is read.", fix)
+    if not bool(depends.diagonal().all()):
+        at = int((~depends.diagonal()).nonzero()[0])
+        words, effect = f"Output {at} does not depend on token {at}, its own", "Each prediction lacks the newest token."
+        return Blindness(words, effect, "mask = query >= key  # tril(), not tril(-1)")
+    if stack.promises.causal is False and not bool(depends.triu(1).any()):
+        words, effect = (
+            "It is to be bidirectional, and no output depends on a later token",
+            "Half of the context is lost.",
+        )
+        return Blindness(words, effect, "is_causal=False  # and no triangle in the mask")
+    return None
 
 
 def _findings(stack: Stack, rules: LayerRules | None) -> Iterator[Finding]:
