@@ -469,7 +469,8 @@ def test_wrong_heads(tmp_path, options, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "model_type: unknown family 'mamba', expected one of .*bert, .*gpt2, .*roberta"),
+        ({"model_type": "mambo"}, "model_type: unknown family 'mambo', expected one of .*bert, .*gpt2, .*roberta"),
+        ({"model_type": "mamba"}, "architectures: transformers' mamba has no class .*BertForMaskedLM.*; give head="),
         ({"model_type": 3}, "model_type: unknown family 3"),
         ({"auto_map": {"AutoModel": "code.Model"}}, "auto_map: requires code of the checkpoint"),
         (

@@ -36,7 +36,7 @@ class AcceleratedModel:
 
     def install(self) -> None:
         """Replace the calls of the modules. RuntimeError if the model is accelerated already."""
-        if any(map(is_replacement, (held for module in self.model.modules() for held in vars(module).values()))):
+        if is_accelerated(self.model):
             raise RuntimeError("model: it is accelerated already")
         self.layers = fused_layers(self.model, self.half)
         if not self.keep:  # its projection is a parameter without a layer, which stays as it is
@@ -92,6 +92,11 @@ class AcceleratedModel:
             f"{_joined(names) or '(the model)'}: {kind}, {status}" + (f" ({len(names)} modules)" if names[1:] else "")
             for (_, kind, status), names in groups.items()
         ]
+
+
+def is_accelerated(model: nn.Module) -> bool:
+    """Whether calls of the model's modules are replaced."""
+    return any(is_replacement(held) for module in model.modules() for held in vars(module).values())
 
 
 def _joined(names: list[str]) -> str:

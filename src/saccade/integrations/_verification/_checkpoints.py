@@ -15,19 +15,23 @@ import torch
 
 from ...make.models import load as load_published
 from ...make.models._shortened import shortened
-from ...make.models.checkpoints.reading import read_json
+from ...make.models.checkpoints.reading import PICKLED, PICKLED_INDEX, SAFE, SAFE_INDEX, read_json
+from ...make.models.checkpoints.transformers_reading import (
+    check_sizes,
+    class_of,
+    contained,
+    read_configuration,
+    read_weights,
+)
 from ...make.models.decoder_lm.checkpoint import load_own
 from ...make.models.loading import is_known
-from ...see.inspection._configuration import check_sizes, offline, read_configuration
-from ...see.inspection._transformers import quiet
 from ...support._extras import installing
 from ...support._seeding import seeded
 
 Opened = tuple[Any, tuple[str, ...]]  # (the model, what the report says of it)
 
 _ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
-_SAFE = ("model.safetensors", "model.safetensors.index.json")
-_PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_SAFE, _PICKLED = (SAFE, SAFE_INDEX), (PICKLED, PICKLED_INDEX)
 
 
 def load(named: str) -> Opened:
@@ -47,8 +51,11 @@ def load(named: str) -> Opened:
         if is_known(config["model_type"]):
             return load_published(folder), ("Saccade's own model of these weights is tested",)
         raise ValueError(f"hf:{named}: this needs transformers, which is not installed: {installing('hf')}")
-    with quiet(), offline():
-        return _opened(named, folder)
+    try:
+        with contained():
+            return _opened(folder)
+    except ValueError as error:
+        raise ValueError(f"hf:{named}: {error}") from None
 
 
 def size_of_weights(named: str) -> int:
@@ -100,43 +107,21 @@ def _settings(path: Path) -> dict[str, Any]:
     return config
 
 
-def _opened(named: str, folder: Path) -> Opened:
-    import transformers
-
-    try:
-        config = read_configuration(str(folder), local=True)
-    except Exception as error:  # of several libraries below, some of which raise bare Exception
-        raise ValueError(f"hf:{named}: configuration: {shortened(error)}") from None
-    kind = _kind(transformers, config, named)
-    try:
-        check_sizes(config, folder, kind)
-    except ValueError as error:
-        raise ValueError(f"hf:{named}: configuration: {error}") from None
-    safe, pickled = (next((name for name in names if (folder / name).is_file()), None) for names in (_SAFE, _PICKLED))
-    if safe is None and pickled is None:
+def _opened(folder: Path) -> Opened:
+    config = read_configuration(folder)
+    kind = class_of(config)
+    if not any((folder / name).is_file() for name in (*_SAFE, *_PICKLED)):
+        check_sizes(config, (), kind)
         try:
             model = _random(kind, config)
-        except Exception as error:
-            raise ValueError(f"hf:{named}: configuration: {shortened(error)}") from None
+        except Exception as error:  # of several libraries below, some of which raise bare Exception
+            raise ValueError(f"configuration: {shortened(error)}") from None
         return model, ("its folder holds no weights: random ones are tested",)
-    model = _read(kind, config, folder, named, safe is not None)
-    if safe is not None:
+    model = read_weights(kind, config, folder, dtype=torch.float32).module
+    if any((folder / name).is_file() for name in _SAFE):
         return model, ()
+    pickled = next(name for name in _PICKLED if (folder / name).is_file())
     return model, (f"its weights are read from {pickled} with weights_only, which runs no code of it",)
-
-
-def _kind(transformers: Any, config: Any, named: str) -> Any:
-    """The class that the configuration names, else the model without a head."""
-    for name in config.architectures if isinstance(config.architectures, (list, tuple)) else ():
-        kind = getattr(transformers, str(name), None)
-        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
-            return kind
-    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
-        if type(config) in auto._model_mapping:
-            return auto._model_mapping[type(config)]
-    raise ValueError(
-        f"hf:{named}: transformers has no model of type {config.model_type!r}, and foreign code is not run"
-    )
 
 
 def _random(kind: Any, config: Any) -> Any:
@@ -145,30 +130,3 @@ def _random(kind: Any, config: Any) -> Any:
         config.initializer_range = 1 / math.sqrt(config.hidden_size)
     with seeded(0):
         return kind(config).eval()
-
-
-def _read(kind: Any, config: Any, folder: Path, named: str, is_safe: bool) -> Any:
-    try:
-        model, report = kind.from_pretrained(
-            str(folder),
-            config=config,
-            local_files_only=True,
-            use_safetensors=is_safe,
-            weights_only=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    except Exception as error:
-        raise ValueError(f"hf:{named}: weights: {shortened(error)}") from None
-    # A checkpoint that predicts words has no pooler.
-    lacks = sorted(name for name in report["missing_keys"] if "pooler" not in name)
-    lacks += sorted(str(name) for name, *_ in report["mismatched_keys"])
-    if lacks:
-        more = f" (and {len(lacks) - 3} more)" if len(lacks) > 3 else ""
-        raise ValueError(
-            f"hf:{named}: expected the weights its config.json describes, missing or of another shape: "
-            f"{', '.join(lacks[:3])}{more}"
-        )
-    return model.eval()

@@ -21,6 +21,7 @@ from .output import ModelOutput
 from .tokenizers.own import Encoding as Encoding, Tokenizer
 from .tokenizers.protein import ProteinTokenizer
 from .tokenizers.text import TextTokenizer
+from .transformers_model import TransformersModel
 
 __all__ = [
     "BeamSearch",
@@ -34,6 +35,7 @@ __all__ = [
     "Sampling",
     "TextTokenizer",
     "Tokenizer",
+    "TransformersModel",
     "embed",
     "generate",
     "load",

@@ -25,6 +25,7 @@ from .text.encoder import TextEncoder
 from .token_layout import TokenLayout, token_layout
 from .tokenizers.sentencepiece import SentencePieceTokenizer
 from .tokenizers.text import TextTokenizer
+from .transformers_model import TransformersModel
 
 TOKENS = 4096  # of a row, by default
 CHUNK = 4096  # texts that are sorted and packed together; more would only use more memory
@@ -94,6 +95,8 @@ class Embedder:
         if isinstance(self.model, TextEncoder) and self.model.request.mechanism is None:
             return self.model.packed_states(padded, real)
         layout = token_layout(len(ids), real.shape[1], real).packed(real.device)
+        if isinstance(self.model, TransformersModel):
+            return layout.take(self.model.states(padded, real.long())), layout
         return layout.take(self.model(padded, real).last_hidden_state), layout
 
 
@@ -173,7 +176,7 @@ def open_embedder(
         model = load_body(model)
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a model from saccade.models.load, or its folder, got {type(model).__name__}")
-    if not isinstance(model, (TextEncoder, TextDecoder)):
+    if not isinstance(model, (TextEncoder, TextDecoder, TransformersModel)):
         raise TypeError(f"model: expected a published encoder or decoder of text, got {type(model).__name__}")
     files = SentenceFiles() if model.folder is None else read_sentence_files(model.folder)
     if pooling is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Collection, Mapping, Sequence
+import importlib.util
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,19 @@ import torch
 from torch import nn
 
 from ...operator.variants import MechanismConfig
+from ...support._extras import installing
 from ._shortened import shortened
+from .checkpoints.gguf import SUFFIX
 from .checkpoints.hub import folder_of
 from .checkpoints.keys import KeyPlan, Piece, plan
 from .checkpoints.reading import StoredWeights, find_weights, materialised, read_json
 from .checkpoints.settings import CONFIG, CheckpointSettings, read_settings
 from .decoder_lm.checkpoint import load_own
 from .families import FAMILIES, GRAPHS
+from .label_rows import label_axes, label_names, label_rows, reorder
 from .model import MECHANISM, Family, LoadReport, Model, Request
 from .pruned_heads import remove_saved
+from .transformers_loading import open_with_transformers
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -65,6 +69,10 @@ def load(
     """
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(map(str, _DTYPES))}, got {dtype}")
+    file = None if source is None else Path(source).expanduser()
+    if file is not None and file.suffix == SUFFIX and file.is_file():
+        _check_mechanism(mechanism)
+        return open_with_transformers(file.parent, gguf=file.name, dtype=dtype, device=device, head=head, labels=labels)
     folder = None if source is None else folder_of(source)
     settings = None if folder is None else _settings(folder)
     if settings is not None and "model_type" not in settings and "architectures" in settings:
@@ -75,14 +83,28 @@ def load(
                 f"head: a model of Saccade's own has only 'causal-lm', got head={head!r}, labels={labels!r}"
             )
         return load_own(folder, dtype=dtype, device=device, mechanism=mechanism)
+    if _is_of_transformers(settings):
+        _check_safe(settings)
+        _check_mechanism(mechanism)
+        return open_with_transformers(folder, dtype=dtype, device=device, head=head, labels=labels)
     return _published(folder, settings, dtype, device, mechanism, head, labels)
+
+
+def _check_mechanism(mechanism: MechanismConfig | None) -> None:
+    if mechanism is not None:
+        raise ValueError(
+            "mechanism: replaces attention in Saccade's own families only; this model is of transformers' class, which "
+            f"keeps its attention; expected None, got {mechanism.name!r}"
+        )
 
 
 def load_body(source: str | Path) -> Model:
     """Load a model without its head; of T5 only the encoder. Errors as of `load`."""
+    if Path(source).suffix == SUFFIX:
+        return load(source, head="none")
     folder = folder_of(source)
     settings = _settings(folder)
-    encoder = "model_type" in settings and "encoder" in _family(settings).heads
+    encoder = is_known(settings.get("model_type")) and "encoder" in _family(settings).heads
     return load(folder, head="encoder" if encoder else "none")
 
 
@@ -211,7 +233,7 @@ def _published(
     model = materialised(model, dtype or _named_dtype(settings) or stored.dtype(), device or "cpu")
     _fill(model, wanted, stored)
     if request.rows:
-        _reorder(model, axes, request.rows)
+        reorder(model.state_dict(), axes, request.rows)
     tied, left_out = (first for first, _ in wanted.tied), (f"{name}={x}" for name, x in settings.left_out.items())
     rounded = _rounded(wanted, stored, model)
     model.report = LoadReport(tuple(wanted.new), tuple(wanted.unused), tuple(tied), tuple(left_out), rounded)
@@ -236,24 +258,12 @@ def _label_axes(model: Model) -> dict[str, int]:
     settings = CheckpointSettings(model.settings.values, model.settings.path, model.settings.stored)
     with torch.device("meta"):
         wider = model.family.build(settings, dataclasses.replace(model.request, labels=model.request.labels + 1))
-    pairs = ((name, tensor.shape, wider.state_dict()[name].shape) for name, tensor in model.state_dict().items())
-    axes = {}
-    for name, shape, other in pairs:
-        if name.startswith("head.") and shape != other:
-            axes[name] = next(axis for axis in range(len(shape)) if shape[axis] != other[axis])
-    return axes
+    heads = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("head.")}
+    return label_axes(heads, wider.state_dict())
 
 
-@torch.no_grad()
-def _reorder(model: Model, axes: Mapping[str, int], rows: Sequence[int]) -> None:
-    """Reorder the rows of a stored head by label, in each of GAT's concatenated heads."""
-    tensors = model.state_dict()
-    for name, axis in axes.items():
-        labels = tensors[name].unflatten(axis, (-1, len(rows)))
-        labels.copy_(labels.index_select(axis + 1, torch.tensor(rows, device=labels.device)))
-
-
-def _family(settings: CheckpointSettings) -> Family:
+def _check_safe(settings: CheckpointSettings) -> None:
+    """ValueError for a checkpoint that needs code of its own or of the hub, or that is quantised."""
     for field in ("auto_map", "custom_pipelines"):
         if field in settings:
             raise ValueError(f"{settings.path}: {field}: requires code of the checkpoint, and Saccade never runs it")
@@ -263,13 +273,34 @@ def _family(settings: CheckpointSettings) -> Family:
         asked = str(settings.get(field, ""))
         if "/" in asked:
             raise ValueError(f"{settings.path}: {field}: {shortened(repr(asked))} is code on the hub, never run")
+
+
+def _family(settings: CheckpointSettings) -> Family:
+    _check_safe(settings)
     kind = settings.get("model_type")
     for family in FAMILIES:
         if isinstance(kind, str) and kind in family.types:
             settings.rename(family.aliases)
             return family
     known = ", ".join(sorted(kind for family in FAMILIES for kind in family.types))
-    raise ValueError(f"{settings.path}: model_type: unknown family {shortened(repr(kind))}, expected one of {known}")
+    more = "those of transformers" if _has_transformers() else f"with transformers ({installing('hf')}) its types"
+    raise ValueError(
+        f"{settings.path}: model_type: unknown family {shortened(repr(kind))}, expected one of {known}, or {more}"
+    )
+
+
+def _has_transformers() -> bool:
+    return importlib.util.find_spec("transformers") is not None
+
+
+def _is_of_transformers(settings: CheckpointSettings) -> bool:
+    """Whether only transformers has a class for the model's type."""
+    kind = settings.get("model_type")
+    if not isinstance(kind, str) or is_known(kind) or not _has_transformers():
+        return False
+    from transformers import CONFIG_MAPPING
+
+    return kind in CONFIG_MAPPING
 
 
 def _request(
@@ -299,29 +330,15 @@ def _request(
         chosen = None if head == "none" else head
     if labels is not None and chosen not in family.new_heads:
         raise ValueError(f"labels: need a head that classifies, got the head {chosen!r}")
-    if isinstance(labels, str):
-        raise ValueError(f"labels: expected their number, or a list of names, got {labels!r}")
     rows = None
     if labels is not None:
-        names = [f"LABEL_{n}" for n in range(labels)] if isinstance(labels, int) else list(labels)
-        if not names:
-            raise ValueError("labels: expected at least one")
-        rows = None if chosen in family.of_tokens else _rows(settings, names)
+        names = label_names(labels)
+        rows = None if chosen in family.of_tokens else label_rows(settings, names)
         settings.values.update(_named(names) if chosen not in family.of_tokens else _tokens(names))
         settings.values.pop("num_labels", None)
     named = settings.get("id2label")
     count = len(named) if isinstance(named, dict) and named else settings.count("num_labels", family.labels)
     return Request(chosen, count, mechanism, labels is not None, rows)
-
-
-def _rows(settings: CheckpointSettings, names: Sequence[str]) -> tuple[int, ...] | None:
-    """The value of `Request.rows`. Generic stored names ("LABEL_0") match any labels."""
-    named = settings.get("id2label")
-    before = [str(named.get(str(n))) for n in range(len(named))] if isinstance(named, dict) else []
-    numbered = any(re.fullmatch(r"LABEL_\d+", name) for name in (*before, *names))
-    if numbered or before == list(names) or len(before) != len(names):
-        return None
-    return tuple(before.index(name) for name in names) if {*before} == {*names} else ()
 
 
 def _named(labels: Sequence[str]) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class LoadReport:
         tied: stored tensors that equal another one and share its memory.
         left_out: settings that the `mechanism` does not support, with their values: dropout of attention weights.
         rounded: stored tensors with a finer dtype than the model's.
+        dequantised: tensors of a GGUF file with their type; their numbers are those of the quantised model.
 
     Example:
         >>> import saccade
@@ -71,10 +72,12 @@ class LoadReport:
     tied: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     rounded: tuple[str, ...] = ()
+    dequantised: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        kinds = "initialised", "not used", "tied", "left out", "rounded to a coarser dtype"
-        entries = zip(kinds, (self.initialised, self.unused, self.tied, self.left_out, self.rounded), strict=True)
+        kinds = "initialised", "not used", "tied", "left out", "rounded to a coarser dtype", "dequantised"
+        names = self.initialised, self.unused, self.tied, self.left_out, self.rounded, self.dequantised
+        entries = zip(kinds, names, strict=True)
         return "; ".join(f"{kind}: {_some(names)}" for kind, names in entries if names) or "every tensor used as it is"
 
 
@@ -188,6 +191,10 @@ class Model(nn.Module, ABC):
             safetensors.torch.save_file(tensors, temporary, metadata={"format": "pt"})
         with whole_file(folder / CONFIG) as temporary:
             temporary.write_text(_written(settings), encoding="utf-8")
+        self._copy_companions(folder)
+
+    def _copy_companions(self, folder: Path) -> None:
+        """Copy the files of the tokenizer, of the processor and of sentence vectors."""
         if self.folder is None or self.folder.resolve() == folder.resolve():
             return
         for name in (*COMPANIONS, *sentence_file_names(self.folder)):
@@ -195,6 +202,14 @@ class Model(nn.Module, ABC):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 with whole_file(folder / name) as temporary:
                     shutil.copyfile(self.folder / name, temporary)
+
+    def explain(self) -> str:
+        """What the model is, and where its parts run."""
+        kind = self.settings.get("model_type", "its own")
+        return (
+            f"Saccade's {type(self).__name__}, type {kind}: attention by saccade.attention, which skips padding and "
+            "what masks hide; layers by saccade.nn"
+        )
 
     def config_json(self) -> str:
         """Contents of config.json, as written by `save`."""
@@ -228,6 +243,10 @@ def published(model: Model) -> dict[str, Tensor]:
     return named
 
 
+def _unbuilt(*given: Any) -> Any:
+    raise NotImplementedError("this model is read by its own loader, not through a key map")
+
+
 @dataclass(frozen=True)
 class Family:
     """A model family: reading config.json, building the model, and naming its tensors.
@@ -249,8 +268,8 @@ class Family:
     name: str
     types: Mapping[str, str]
     heads: Mapping[str, str]
-    build: Callable[[CheckpointSettings, Request], Model]
-    keys: Callable[[Any], KeyMap]
+    build: Callable[[CheckpointSettings, Request], Model] = _unbuilt
+    keys: Callable[[Any], KeyMap] = _unbuilt
     new_heads: tuple[str, ...] = ()
     body: str = field(default="Model")
     of_tokens: tuple[str, ...] = ()

@@ -5,7 +5,9 @@ Shape legend: B batch, L length, E model width, V vocabulary, K labels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -28,6 +30,7 @@ class ModelOutput:
         prediction_outputs: (B, steps, channels), the forecast of a series, in its original units.
         cls_logits, distillation_logits: (B, K), of DeiT's two classifiers.
         cache: the cache given to the call, with its tokens appended.
+        others: outputs of a model of transformers that have no field here, by name, such as CLIP's `text_embeds`.
         encoder_last_hidden_state, encoder_hidden_states: of the encoder, in encoder-decoders; all other fields are then
             of the decoder.
 
@@ -53,6 +56,7 @@ class ModelOutput:
     cache: KVCache | None = None
     encoder_last_hidden_state: Tensor | None = None
     encoder_hidden_states: tuple[Tensor, ...] | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def decoder_hidden_states(self) -> tuple[Tensor, ...] | None:

@@ -28,10 +28,6 @@ LayerObserver = Callable[[int, ObservedCall], None]
 M = TypeVar("M", bound="TextModel")
 
 
-class UnreadableCheckpoint(Exception):
-    """transformers cannot find the files, or make a model or a tokenizer of them; the message has the reason."""
-
-
 class Tokens(NamedTuple):
     """The tokens of a text, without special tokens around it: ``ids[i]`` stands for the characters ``spans[i]``.
 

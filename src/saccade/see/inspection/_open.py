@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import re
 from pathlib import Path
 from typing import Any
 
 from ...make.models import LanguageModel, ModelConfig
-from ...make.models.checkpoints.hub import folder_of
+from ...make.models.checkpoints.gguf import SUFFIX
+from ...make.models.checkpoints.hub import folder_of, is_hub_name
 from ...make.models.checkpoints.reading import read_json
+from ...make.models.checkpoints.transformers_reading import UnreadableCheckpoint, require_transformers
 from ...make.models.decoder_lm.checkpoint import CONFIG, TOKENIZER, WEIGHTS, load_own
 from ...make.models.loading import is_known
-from ...support._extras import installing
-from ._models import SaccadeModel, TextModel, UnreadableCheckpoint
+from ._models import SaccadeModel, TextModel
 from ._published import open_published
 
 FILES = "config.json, model.safetensors and tokenizer.json"
@@ -22,16 +21,15 @@ FORMS = (
     f"--model takes a folder of {FILES}, as `saccade train lm` or as save_pretrained of transformers writes them, "
     "or a name on the Hugging Face hub with its owner, such as openai-community/gpt2"
 )
-_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 def open_model(source: str | Path | None = None) -> TextModel:
     """Open a model to inspect: the one in the folder ``source``, or the one of this name on the Hugging Face hub.
 
     None opens the embedded model. A name is looked up on the hub only if it has the form ``org/name`` and is no local
-    folder. A transformers folder has config.json, model.safetensors and tokenizer.json. BERT-like, GPT-like and
-    Llama-like checkpoints work with the attention implementations eager, sdpa, flex_attention and saccade; sdpa
-    replaces flash attention. For an encoder-decoder the encoder is used.
+    folder. A transformers folder has config.json, model.safetensors and tokenizer.json; a GGUF file is dequantised.
+    BERT-like, GPT-like and Llama-like checkpoints work with the attention implementations eager, sdpa, flex_attention
+    and saccade; sdpa replaces flash attention. For an encoder-decoder the encoder is used.
 
     Raises:
         FileNotFoundError: no such folder, or a file missing from it.
@@ -47,14 +45,17 @@ def open_model(source: str | Path | None = None) -> TextModel:
     """
     if source is None:
         return SaccadeModel(load_own())
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return _from_folder(folder)
-    if folder.exists():
+    path = Path(source).expanduser()
+    if path.suffix == SUFFIX and path.is_file():
+        require_transformers(str(source))
+        return _with_transformers(path.parent, path.name)
+    if path.is_dir():
+        return _from_folder(path)
+    if path.exists():
         raise ValueError(f"{source}: is a file; {FORMS}")
-    if not _HUB_ID.fullmatch(str(source)):
+    if not is_hub_name(str(source)):
         raise FileNotFoundError(f"{source}: no such model folder; {FORMS}")
-    return _from_hub(str(source))
+    return _from_folder(folder_of(str(source)))
 
 
 def _from_folder(folder: Path) -> TextModel:
@@ -66,15 +67,19 @@ def _from_folder(folder: Path) -> TextModel:
         return SaccadeModel(_own(folder, config))
     if is_known(config["model_type"]):
         return open_published(folder)
-    _require_transformers(str(folder))
+    require_transformers(str(folder))
+    return _with_transformers(folder)
+
+
+def _with_transformers(folder: Path, gguf: str | None = None) -> TextModel:
     from ._transformers import read_checkpoint
 
     try:
-        return read_checkpoint(str(folder), local=True)
+        return read_checkpoint(folder, gguf)
     except UnreadableCheckpoint as error:
-        missing = [name for name in (WEIGHTS, TOKENIZER) if not (folder / name).exists()]
+        missing = [name for name in (WEIGHTS, TOKENIZER) if gguf is None and not (folder / name).exists()]
         lacks = f"; {' and '.join(missing)}: missing from the model folder" if missing else ""
-        raise ValueError(f"{folder}: {error}{lacks}") from None
+        raise ValueError(f"{folder if gguf is None else folder / gguf}: {error}{lacks}") from None
 
 
 def _own(folder: Path, config: dict[str, Any] | None) -> LanguageModel:
@@ -92,20 +97,3 @@ def _settings(path: Path) -> dict[str, Any] | None:
     except ValueError:
         return None
     return config if isinstance(config, dict) else None
-
-
-def _from_hub(name: str) -> TextModel:
-    if importlib.util.find_spec("transformers") is None:
-        return _from_folder(folder_of(name))
-    from ._transformers import read_checkpoint
-
-    try:
-        return read_checkpoint(name, local=False)
-    except UnreadableCheckpoint as error:
-        works = f"a folder works without the hub: {FILES}, copied to ./my-model, is --model ./my-model"
-        raise ValueError(f"{name}: no folder here, and no model from the Hugging Face hub ({error}); {works}") from None
-
-
-def _require_transformers(source: str) -> None:
-    if importlib.util.find_spec("transformers") is None:
-        raise ValueError(f"{source}: this needs transformers, which is not installed: {installing('hf')}")

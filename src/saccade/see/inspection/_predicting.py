@@ -141,9 +141,9 @@ def as_predictor(model: TextModel) -> Predictor:
         return Predictor(model, model.module, None, model.lm.model)
     if isinstance(model, PublishedModel):
         return _of_published(model)
-    from ._transformers import TransformersModel, with_token_head
+    from ._transformers import TransformersTextModel, with_token_head
 
-    assert isinstance(model, TransformersModel)
+    assert isinstance(model, TransformersTextModel)
     headed = with_token_head(model)
     if headed is None:
         raise _no_token_head(model.name)

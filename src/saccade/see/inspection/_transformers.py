@@ -5,24 +5,30 @@ Shape legend: B texts, L tokens with the special ones, Hq query heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from ...make.models._shortened import shortened
+from ...make.models.checkpoints.transformers_reading import (
+    UnreadableCheckpoint,
+    body_of,
+    class_of,
+    contained,
+    read_configuration,
+    read_tokenizer,
+    read_weights,
+)
 from ...operator._call import ObservedCall
-from ._configuration import check_sizes, offline, read_configuration
-from ._models import LayerObserver, TextModel, Tokens, UnreadableCheckpoint, weights_of
+from ._models import LayerObserver, TextModel, Tokens, weights_of
 from ._observing import calls_told_to
 
 _PROBE = "The cat sat on the mat."
 _UNLIMITED = 10**9  # tokenizers without a limit have 10**30
 
 
-class TransformersModel(TextModel):
+class TransformersTextModel(TextModel):
     """A checkpoint in the transformers layout, with the attention implementation of its config if that is PyTorch's.
 
     For an encoder-decoder it is the encoder. Heads, layers and causality are not read from the configuration: they are
@@ -105,27 +111,23 @@ class TransformersModel(TextModel):
         return tuple(heads), not any(looks_ahead)
 
 
-def read_checkpoint(source: str, *, local: bool) -> TransformersModel:
-    """The checkpoint in the folder, or with the hub's id, ``source``.
+def read_checkpoint(folder: Path, gguf: str | None = None) -> TransformersTextModel:
+    """The checkpoint in a folder, or in a GGUF file of it.
 
     Raises:
         UnreadableCheckpoint: the error of transformers, in one line. ValueError: weights that are missing or not
             finite, a tokenizer without characters, a model without observable attention.
     """
-    with quiet(), offline() if local else nullcontext():
-        module, tokenizer, missing = _loaded(source, local)
-        # Modules on top of the layers may be missing: a checkpoint for predicting words has no pooler.
-        missing = sorted(name for name in missing if "pooler" not in name)
-        if missing:
-            more = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
-            raise ValueError(
-                f"{source}: expected the weights its config.json describes, missing: {', '.join(missing[:3])}{more}"
-            )
+    name = str(folder if gguf is None else folder / gguf)
+    with contained():
+        config = read_configuration(folder, gguf)
+        tokenizer = read_tokenizer(folder, gguf)
+        module = read_weights(body_of(config), config, folder, gguf=gguf).module
         spoilt = [name for name, tensor in module.state_dict().items() if not _finite(tensor)]
         if spoilt:
-            raise ValueError(f"{source}: damaged, {', '.join(spoilt[:3])} holds weights that are not finite numbers")
+            raise ValueError(f"{name}: damaged, {', '.join(spoilt[:3])} holds weights that are not finite numbers")
         try:
-            return TransformersModel(source, module, tokenizer)
+            return TransformersTextModel(name, module, tokenizer)
         except ValueError:
             raise
         except Exception as error:  # such as heads that do not divide the width
@@ -139,60 +141,25 @@ class TokenHeadModel(NamedTuple):
     mask: int | None
 
 
-def with_token_head(model: TransformersModel) -> TokenHeadModel | None:
+def with_token_head(model: TransformersTextModel) -> TokenHeadModel | None:
     """The checkpoint opened again, with the head in its config.json; None if that gives no logits of tokens.
 
     ValueError: weights of the head that are missing or cannot be read.
     """
-    import transformers
-
-    config: Any = model.module.config
-    named = str((config.architectures or [""])[0])
-    is_next = named.endswith(("ForCausalLM", "LMHeadModel"))
-    mask = model._tokenizer.mask_token_id
-    if config.is_encoder_decoder or not (is_next or (named.endswith("ForMaskedLM") and mask is not None)):
-        return None
-    local = Path(model.name).expanduser().is_dir()
-    kind: Any = transformers.AutoModelForCausalLM if is_next else transformers.AutoModelForMaskedLM
-    with quiet(), offline() if local else nullcontext():
+    path = Path(model.name)
+    folder, gguf = (path, None) if path.is_dir() else (path.parent, path.name)
+    with contained():
+        config = read_configuration(folder, gguf)
+        kind = class_of(config)
+        is_next = kind.__name__.endswith(("ForCausalLM", "LMHeadModel"))
+        mask = model._tokenizer.mask_token_id
+        if config.is_encoder_decoder or not (is_next or (kind.__name__.endswith("ForMaskedLM") and mask is not None)):
+            return None
         try:
-            module, report = kind.from_pretrained(
-                model.name, output_loading_info=True, local_files_only=local, trust_remote_code=False
-            )
-        except Exception as error:  # from any of a dozen libraries
-            raise ValueError(f"{model.name}: {shortened(error)}") from error
-    if report["missing_keys"]:
-        raise ValueError(f"{model.name}: its weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
-    return TokenHeadModel(module.eval(), None if is_next else mask)
-
-
-def _loaded(source: str, local: bool) -> tuple[Any, Any, list[str]]:
-    """The model, its tokenizer, and the names of the weights missing from its files."""
-    import transformers
-
-    where = {"local_files_only": local, "trust_remote_code": False}
-    what = "configuration"
-    try:
-        config = read_configuration(source, local=local)
-        if local:
-            check_sizes(config, Path(source), transformers.AutoModel.from_config)
-        what = "tokenizer"
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **where)
-        what = "weights"
-        module, report = transformers.AutoModel.from_pretrained(
-            source, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **where
-        )
-    except Exception as error:  # from any of a dozen libraries, some of which raise bare Exception
-        raise UnreadableCheckpoint(f"{what}: {shortened(error)}") from error
-    # Without its files transformers may still make a tokenizer, which knows only special tokens.
-    if len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise UnreadableCheckpoint("tokenizer: its vocabulary is empty")
-    for name, held, wanted in sorted(report["mismatched_keys"]):
-        raise UnreadableCheckpoint(
-            f"weights: {name} has the shape {tuple(held)}, by config.json it is {tuple(wanted)} "
-            f"({len(report['mismatched_keys'])} do not fit)"
-        )
-    return module, tokenizer, list(report["missing_keys"])
+            module = read_weights(kind, config, folder, gguf=gguf).module
+        except UnreadableCheckpoint as error:
+            raise ValueError(f"{model.name}: {error}") from None
+    return TokenHeadModel(module, None if is_next else mask)
 
 
 def _finite(tensor: Tensor) -> bool:
@@ -233,23 +200,3 @@ def _context(module: nn.Module, tokenizer: Any) -> int | None:
             limits.append(table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1))
     known = [limit for limit in limits if limit is not None and 0 < limit < _UNLIMITED]
     return min(known, default=None)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Switch off progress bars and messages of transformers, and of the hub's library about its retries."""
-    from huggingface_hub.utils import logging as hub
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    of_hub = hub.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    hub.set_verbosity_error()
-    try:
-        yield
-    finally:
-        hub.set_verbosity(of_hub)
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

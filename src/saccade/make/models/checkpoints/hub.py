@@ -13,6 +13,11 @@ _FILES = ["*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "
 _WORKS = "a folder works without the hub: config.json, the weights and the tokenizer's files, copied to ./my-model"
 
 
+def is_hub_name(source: str) -> bool:
+    """Whether a text has the form of a name on the hub, with its owner."""
+    return _ID.fullmatch(source) is not None
+
+
 def folder_of(source: str | Path) -> Path:
     """The folder itself, or the local snapshot of a hub name, downloaded if necessary.
 
@@ -25,7 +30,7 @@ def folder_of(source: str | Path) -> Path:
         return folder
     if folder.exists():
         raise ValueError(f"{source}: is a file; expected a model folder, or a name on the Hugging Face hub")
-    if not _ID.fullmatch(str(source)):
+    if not is_hub_name(str(source)):
         raise FileNotFoundError(
             f"{source}: no such model folder (expected a folder with config.json and weights, or a name on the "
             "Hugging Face hub with its owner, such as openai-community/gpt2)"

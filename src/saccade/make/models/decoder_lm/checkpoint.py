@@ -43,10 +43,6 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json
 HEADS, CARD = "heads.json", "README.md"
 
 
-def _unbuilt(*given: Any) -> Any:
-    raise NotImplementedError("a DecoderLM folder is read by its own loader, not through a key map")
-
-
 class LanguageModel(GeneratingModel):
     """A `DecoderLM` with its tokenizer and the measured roles of its heads.
 
@@ -135,7 +131,7 @@ class LanguageModel(GeneratingModel):
         save(self, folder, weights=weights)
 
 
-OWN = Family("Saccade", {}, {"causal-lm": "DecoderLM"}, _unbuilt, _unbuilt)
+OWN = Family("Saccade", {}, {"causal-lm": "DecoderLM"})
 
 
 def load_own(

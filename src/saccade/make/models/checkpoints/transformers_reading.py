@@ -1,0 +1,364 @@
+"""Reads checkpoints with transformers, without running code of the checkpoint or of the hub.
+
+A config.json may be from a stranger, and transformers acts on its entries: `attn_implementation: "org/name"` downloads
+a kernel from the hub and runs it, and so does flash attention that is not installed.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import inspect
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+import torch
+
+from ....support._extras import installing
+from ....support._seeding import seeded
+from .._shortened import shortened
+from .gguf import read_header
+from .reading import PICKLED, PICKLED_INDEX, SAFE, SAFE_INDEX, find_weights, read_json
+
+_ATTENTION = ("eager", "sdpa", "flex_attention", "saccade")  # PyTorch's, and the one of `register()`
+_MODULES = re.compile(r"layer|block|expert|depth")  # counts of modules
+_FEW = 1000
+_LABELS = 10**6  # transformers makes a name for each label while it reads the configuration
+_PACKED = 16  # allowed factor: eight numbers may be packed in one, and the embedding be missing
+_SMALL = 2**20
+_EXPERTS = ("eager", "batched_mm", "grouped_mm")
+
+
+class UnreadableCheckpoint(ValueError):
+    """transformers cannot read a checkpoint. The message begins with the part: configuration, weights or tokenizer."""
+
+
+class TransformersWeights(NamedTuple):
+    """A module of transformers with its weights.
+
+    Attributes:
+        module: in evaluation mode.
+        initialised: parameters that the files lack, with random numbers: of a pooler, or allowed by the caller.
+        unused: stored tensors that the module does not have.
+    """
+
+    module: Any
+    initialised: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def require_transformers(source: str) -> None:
+    """ValueError, with the command that installs it, if transformers is missing."""
+    if importlib.util.find_spec("transformers") is None:
+        raise ValueError(f"{source}: this needs transformers, which is not installed: {installing('hf')}")
+
+
+def read_configuration(folder: Path, gguf: str | None = None) -> Any:
+    """The configuration in a folder, or in a GGUF file of it, with attention implementations of this machine only.
+
+    Flash attention, which computes the same, is left out: transformers then chooses `sdpa`, or `eager` if it must.
+
+    Raises:
+        UnreadableCheckpoint: an error of transformers; another implementation; a "/" in its name is code on the hub.
+    """
+    try:
+        return _configuration(folder, gguf)
+    except Exception as error:  # from any of a dozen libraries, some of which raise bare Exception
+        raise UnreadableCheckpoint(f"configuration: {shortened(error)}") from error
+
+
+def _configuration(folder: Path, gguf: str | None) -> Any:
+    import transformers
+
+    if gguf is None:
+        _check_counts(folder)
+    # False: transformers must not prompt whether to run foreign code (`auto_map`).
+    config = transformers.AutoConfig.from_pretrained(str(folder), **_options(gguf))
+    there = ("eager", *transformers.AttentionInterface().valid_keys())
+    known = tuple(name for name in _ATTENTION if name in there)
+    for fields, key, implementation in list(_implementations(config)):
+        field = key.strip("_").removesuffix("_internal")
+        choices = _EXPERTS if "expert" in field else known
+        foreign = next((name for name in _strings(implementation) if "/" in name), None)
+        if foreign is not None:
+            raise ValueError(
+                f"{field} is {shortened(repr(foreign))}, code on the hub, which is not run; expected one of "
+                f"{', '.join(choices)}"
+            )
+        if implementation is None or isinstance(implementation, dict) or implementation in choices:
+            continue  # the entries of a dictionary are checked one by one
+        if "expert" not in field and not str(implementation).startswith("flash_attention"):
+            raise ValueError(f"{field} is {shortened(repr(implementation))}; expected one of {', '.join(known)}")
+        fields[key] = None
+    return config
+
+
+def class_of(config: Any) -> Any:
+    """The class of transformers that a configuration names, else the model without a head.
+
+    Raises:
+        UnreadableCheckpoint: transformers has no model of this type.
+    """
+    import transformers
+
+    names = config.architectures
+    for name in [names] if isinstance(names, str) else names if isinstance(names, (list, tuple)) else ():
+        kind = getattr(transformers, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and _reads(kind, config):
+            return kind
+    if type(config) in transformers.AutoModelForCausalLM._model_mapping:
+        return transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    return body_of(config)
+
+
+def _reads(kind: Any, config: Any) -> bool:
+    """Whether a class is one of the configuration's type, or of that of its text decoder."""
+    return kind.config_class is None or isinstance(configuration_of(kind, config), kind.config_class)
+
+
+def body_of(config: Any) -> Any:
+    """The class of transformers without a head. UnreadableCheckpoint if there is none of this type."""
+    import transformers
+
+    if type(config) not in transformers.AutoModel._model_mapping:
+        raise UnreadableCheckpoint(
+            f"configuration: transformers has no model of type {config.model_type!r}, and foreign code is not run"
+        )
+    kind = transformers.AutoModel._model_mapping[type(config)]
+    return kind[0] if isinstance(kind, tuple) else kind
+
+
+def configuration_of(kind: Any, config: Any) -> Any:
+    """The configuration of a class: of a text decoder in a larger model that model's `text_config`."""
+    text = config.get_text_config()
+    return text if kind.config_class is type(text) is not type(config) else config
+
+
+def read_weights(
+    kind: Any,
+    config: Any,
+    folder: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    gguf: str | None = None,
+    is_new: Callable[[str], bool] | None = None,
+) -> TransformersWeights:
+    """A module of a class of transformers with the weights of a folder: safetensors first, .bin files without code.
+
+    Args:
+        kind, config: the class, and the configuration from `read_configuration`.
+        dtype: of the weights; None is that of the configuration, or of the files.
+        gguf: the name of a GGUF file in the folder, which is dequantised.
+        is_new: whether a parameter that the files lack, or have in another shape, is initialised randomly; None: none.
+
+    Raises:
+        UnreadableCheckpoint: an error of transformers, parameters that are missing or of another shape, sizes far above
+            those of the files.
+    """
+    import transformers
+
+    options = _options(gguf)
+    if gguf is not None:
+        header = read_header(folder / gguf)
+        check_sizes(config, header.counts, kind)
+        if hasattr(transformers, "GgufConfig"):  # older ones always dequantise
+            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        if not header.quantised:
+            dtype = dtype or header.dtype
+        dtype = dtype or torch.float32
+    else:
+        check_sizes(config, stored_sizes(folder), kind)
+        has_safe = any((folder / name).is_file() for name in (SAFE, SAFE_INDEX))
+        options |= {"use_safetensors": has_safe, "weights_only": True}
+        if not has_safe and not any((folder / name).is_file() for name in (PICKLED, PICKLED_INDEX)):
+            raise UnreadableCheckpoint(f"weights: missing from the folder, expected {SAFE} or {PICKLED}")
+    options |= _without_pooler(kind, folder, gguf)
+    try:
+        with seeded(0) if is_new is None else nullcontext():
+            module, report = kind.from_pretrained(
+                str(folder),
+                config=config,
+                dtype="auto" if dtype is None else dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
+            )
+    except Exception as error:  # from any of a dozen libraries
+        raise UnreadableCheckpoint(f"weights: {shortened(error)}") from error
+    unfit = [shapes for shapes in sorted(report["mismatched_keys"]) if is_new is None or not is_new(shapes[0])]
+    for name, held, wanted in unfit:
+        raise UnreadableCheckpoint(
+            f"weights: {name} has the shape {tuple(held)}, by config.json it is {tuple(wanted)} ({len(unfit)} do not "
+            "fit)"
+        )
+    # Modules on top of the layers may be missing: a checkpoint for predicting words has no pooler.
+    absent = [name for name in sorted(report["missing_keys"]) if "pooler" not in name]
+    missing = [name for name in absent if is_new is None or not is_new(name)]
+    if missing:
+        more = f" (and {len(missing) - 3} more)" if len(missing) > 3 else ""
+        raise UnreadableCheckpoint(
+            f"expected the weights its config.json describes, missing: {', '.join(missing[:3])}{more}"
+        )
+    initialised = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
+    return TransformersWeights(module.eval(), tuple(sorted(initialised)), tuple(sorted(report["unexpected_keys"])))
+
+
+def read_tokenizer(folder: Path, gguf: str | None = None) -> Any:
+    """transformers' tokenizer of a folder or GGUF file. UnreadableCheckpoint if there is none, or it is damaged."""
+    import transformers
+
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **_options(gguf))
+    except Exception as error:
+        raise UnreadableCheckpoint(f"tokenizer: {shortened(error)}") from error
+    # Without its files transformers may still make a tokenizer, which knows only special tokens.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise UnreadableCheckpoint("tokenizer: its vocabulary is empty")
+    return tokenizer
+
+
+def _options(gguf: str | None) -> dict[str, Any]:
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    return options if gguf is None else options | {"gguf_file": gguf}
+
+
+def _without_pooler(kind: Any, folder: Path, gguf: str | None) -> dict[str, Any]:
+    """Options of a class whose pooler the files lack, if it can be built without one."""
+    if gguf is not None or "add_pooling_layer" not in inspect.signature(kind.__init__).parameters:
+        return {}
+    with suppress(OSError, ValueError):
+        return {} if any("pooler" in name for name in find_weights(folder).tensors) else {"add_pooling_layer": False}
+    return {}
+
+
+def check_sizes(config: Any, counts: Sequence[int], make: Callable[[Any], Any]) -> None:
+    """UnreadableCheckpoint if a configuration needs far more numbers than its weights hold, before a model is made.
+
+    Far more: names and shapes are only compared by transformers, which renames them, and parts may be missing. Without
+    weights to compare with, the limit is this machine's memory.
+
+    Args:
+        counts: the number of elements of each stored tensor.
+    """
+    numbers = sum(counts)
+    try:
+        # On the meta device, and without changing the caller's random state.
+        with torch.device("meta"), seeded(None):
+            made = make(copy.deepcopy(config))
+        needed = sum(parameter.numel() for parameter in made.parameters())
+    except Exception:  # transformers raises it again when it makes the model
+        return
+    most = _PACKED * numbers + _SMALL if counts else _memory() // 4
+    if needed > most:
+        has = f"its weights hold {numbers:,}" if counts else "there are no weights, nor memory for random ones"
+        raise UnreadableCheckpoint(f"configuration: it needs {needed:,} numbers, and {has}")
+
+
+def _check_counts(folder: Path) -> None:
+    """ValueError for counts in config.json that would take long to read one by one."""
+    try:
+        values = read_json(folder / "config.json")
+    except (OSError, ValueError):  # transformers reports it
+        return
+    tensors = len(stored_sizes(folder))
+    for fields in _parts(values):
+        for key, value in fields.items():
+            if not isinstance(value, int):
+                continue
+            entry = f"{key} is {shortened(f'{value:,}')}"
+            if _MODULES.search(key) and value > max(_FEW, tensors):
+                raise ValueError(f"{entry}, and its weights are {tensors:,} tensors")
+            if key == "num_labels" and value > _LABELS:
+                raise ValueError(f"{entry}; expected at most {_LABELS:,}")
+
+
+def stored_sizes(folder: Path) -> list[int]:
+    """The number of elements of each tensor in the folder's safetensors, by their headers; without damaged files."""
+    counts = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with suppress(OSError, safetensors.SafetensorError), safetensors.safe_open(path, "pt") as file:
+            counts += [math.prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118
+    return counts
+
+
+def _memory() -> int:
+    """This machine's memory in bytes; a number above any machine's if it is unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 2**50
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Block requests to the hub and kernels from its cache, and switch off progress bars and messages."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import logging as hub
+    from transformers.utils import logging
+
+    switches: list[tuple[Any, str, Any]] = [(constants, "HF_HUB_OFFLINE", True)]
+    with suppress(ImportError):
+        from transformers.integrations import hub_kernels
+
+        switches.append((hub_kernels, "_kernels_enabled", False))
+    with suppress(ImportError):
+        from transformers.integrations.gguf import kernels
+
+        switches.append((kernels, "is_kernels_available", lambda: False))
+    before = [(module, name, getattr(module, name)) for module, name, _ in switches if hasattr(module, name)]
+    verbosity, bars, of_hub = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.get_verbosity()
+    for module, name, value in switches:
+        setattr(module, name, value)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    hub.set_verbosity_error()
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+        hub.set_verbosity(of_hub)
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _implementations(config: Any) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """(dictionary, its key, its value) of each implementation that a configuration or a part of it names."""
+    for fields in _parts(config):
+        yield from ((fields, key, value) for key, value in fields.items() if "_implementation" in key)
+
+
+def _parts(config: Any) -> Iterator[dict[str, Any]]:
+    """The fields of a configuration, and of everything in it that has fields; without recursion, so at any depth."""
+    waiting, visited = [config], {id(config)}
+    while waiting:
+        fields = _fields(waiting.pop())
+        yield fields
+        for value in fields.values():
+            if id(value) not in visited and _fields(value):
+                visited.add(id(value))
+                waiting.append(value)
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    """The fields of a configuration (read past its setters, which change nested parts), object or list; else none."""
+    if isinstance(part, dict):
+        return part if all(isinstance(key, str) for key in part) else {str(key): part[key] for key in part}
+    if isinstance(part, (list, tuple)):
+        return {str(number): element for number, element in enumerate(part)}
+    return vars(part) if hasattr(part, "model_type") else {}
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for element in _fields(value).values():
+            yield from _strings(element)
