@@ -111,9 +111,7 @@ def test_weights_that_are_missing_are_named(tmp_path, model):
     tensors = safetensors.torch.load_file(path)
     del tensors["transformer.h.1.attn.c_attn.weight"]
     safetensors.torch.save_file(tensors, path, {"format": "pt"})
-    with pytest.raises(
-        ValueError, match=r"its config.json describes, missing: transformer.h.1.attn.c_attn.weight"
-    ):
+    with pytest.raises(ValueError, match=r"its config.json describes, missing: transformer.h.1.attn.c_attn.weight"):
         load(str(tmp_path))
 
 

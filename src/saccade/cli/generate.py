@@ -49,14 +49,14 @@ def generate(
     ] = None,
 ) -> None:
     """Continue PROMPT, token by token."""
-    from ..make.models import Sampling, generate as pieces, load
+    from ..make.models import Sampling, TransformersModel, generate as pieces, load
     from ..make.models.decoding.generating import GeneratingModel
 
     if tokens < 1:
         raise ValueError(f"tokens: must be at least 1, got {tokens}")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     opened = load(model)
-    if not isinstance(opened, GeneratingModel):
+    if not isinstance(opened, (GeneratingModel, TransformersModel)):
         raise ValueError(f"model: {model} is {opened.family.name}, which does not generate text; expected a decoder")
     sampling = replace(sampling, repetition_penalty=opened.repetition_penalty)
     continuation = pieces(opened, prompt, tokens, sampling)

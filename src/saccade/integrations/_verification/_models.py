@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...make.models import DecoderLM, LanguageModel, Model
+from ...make.models import DecoderLM, LanguageModel, Model, TransformersModel
 from ...make.models.text.decoder import TextDecoder
 from ...make.models.text.encoder import TextEncoder
 from ...make.models.text.encoder_decoder import EncoderDecoder
@@ -39,10 +39,15 @@ def is_text_model(target: Any) -> bool:
     return isinstance(target, LanguageModel | DecoderLM | _Text)
 
 
-def stack_of(model: Any) -> nn.Module | None:
-    """The stack of a model that reads images, sound or series: its inputs are embedded already."""
-    stack = getattr(model, "encoder", None) if isinstance(model, Model) else None
-    return stack if isinstance(stack, nn.Module) and not isinstance(model, _Text) else None
+def inner_of(model: Any) -> tuple[nn.Module, str] | None:
+    """The module to check in place of a model, and a description: transformers' own, or the stack of a model that reads
+    images, sound or series, whose inputs are embedded already."""
+    name = type(model).__name__
+    if isinstance(model, TransformersModel):
+        return model.module, f"what is checked is the module of transformers inside {name}"
+    stack = getattr(model, "encoder", None) if isinstance(model, Model) and not isinstance(model, _Text) else None
+    said = f"what is checked is the stack of {name}, which reads embedded inputs"
+    return (stack, said) if isinstance(stack, nn.Module) else None
 
 
 def text_subject(model: Any, promise: Promise) -> Subject:

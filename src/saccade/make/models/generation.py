@@ -14,6 +14,7 @@ from .decoding.drawing import tokens_after
 from .decoding.generating import GeneratingModel, room_after
 from .decoding.sampling import Sampling
 from .decoding.step import DecoderStep
+from .transformers_model import TransformersModel
 
 
 def sample_tokens(
@@ -44,11 +45,16 @@ def sample_tokens(
 
 
 def generate(
-    lm: GeneratingModel, prompt: str, tokens: int = 100, sampling: Sampling | None = None, cache: KVCache | None = None
+    lm: GeneratingModel | TransformersModel,
+    prompt: str,
+    tokens: int = 100,
+    sampling: Sampling | None = None,
+    cache: KVCache | None = None,
 ) -> Iterator[str]:
     """Generate the continuation of `prompt`, piece by piece, up to `tokens` tokens or the end of the context.
 
-    Stops at a token that ends texts, which is not returned.
+    Stops at a token that ends texts, which is not returned. A model of transformers' class generates all tokens before
+    the first piece is returned.
 
     Args:
         lm: a language model with its tokenizer, from `saccade.models.load`.
@@ -59,7 +65,7 @@ def generate(
             the context.
 
     Raises:
-        TypeError: another kind of model.
+        TypeError: another kind of model, or a cache for a model of transformers' class, which has its own.
         FileNotFoundError: no tokenizer.
         ValueError: the context has no room after the prompt; a model without a language-model head.
 
@@ -70,18 +76,23 @@ def generate(
         >>> "".join(saccade.models.generate(lm, "Once upon a time", tokens=4, sampling=greedy))
         ', and I have'
     """
-    if not isinstance(lm, GeneratingModel):
+    if not isinstance(lm, (GeneratingModel, TransformersModel)):
         raise TypeError(f"lm: expected a decoder that generates text, got {type(lm).__name__}")
     lm.check_generates()
     ids = prompt_ids(lm, prompt)
+    sampling = sampling or Sampling(repetition_penalty=lm.repetition_penalty)
+    if isinstance(lm, TransformersModel):
+        if cache is not None:
+            raise TypeError(f"cache: transformers' {lm.family.name} makes its own, got {type(cache).__name__}")
+        made = lm.generate(torch.tensor([ids], device=lm.device), max_new_tokens=tokens, sampling=sampling)
+        return lm.tokenizer.stream(_until(iter(made[0, len(ids) :].tolist()), lm.end_tokens))
     cache = lm.cache() if cache is None else cache
     _room(lm, ids, 1, cache)
-    sampling = sampling or Sampling(repetition_penalty=lm.repetition_penalty)
     drawn = sample_tokens(lm, ids, tokens, sampling, cache)
     return lm.tokenizer.stream(_until(drawn, lm.end_tokens))
 
 
-def prompt_ids(lm: GeneratingModel, prompt: str) -> list[int]:
+def prompt_ids(lm: GeneratingModel | TransformersModel, prompt: str) -> list[int]:
     """The prompt's tokens, after the begin tokens."""
     if isinstance(lm, LanguageModel):
         return [lm.tokenizer.start, *lm.tokenizer.encode(prompt).ids]

@@ -96,12 +96,12 @@ def _opened(
     family = Family(kind.__name__, {}, {name: other.__name__ for name, other in heads.items()})
     request = Request(named, getattr(config, "num_labels", 2), relabelled=labels is not None, rows=rows)
     model = TransformersModel(module, settings, request, family)
-    model.folder, model._tokenizer_file = (folder, None) if gguf is None else (None, folder / gguf)
+    model.folder, model.file = (folder, None) if gguf is None else (None, folder / gguf)
     model.report = LoadReport(
         initialised=(*read.initialised, *drawn),
         unused=(*read.unused, *(() if header is None else header.unread)),
         tied=tuple(name for name in getattr(module, "all_tied_weights_keys", ()) if name in stored),
-        rounded=_rounded(module, stored),
+        rounded=_rounded(module, {name: tensor for name, tensor in stored.items() if name not in read.unused}),
         dequantised=() if header is None else header.quantised,
     )
     return model.eval()
@@ -112,13 +112,14 @@ def heads_of(config: Any) -> dict[str, Any]:
     import transformers
 
     found: dict[str, Any] = {}
+    body = transformers.AutoModel._model_mapping.get(type(config), None)
     for auto in sorted(name for name in dir(transformers) if name.startswith(_AUTO)):
         mapping = getattr(transformers, auto)._model_mapping
         if mapping is not None and type(config) in mapping:
             kind = mapping[type(config)]
             named = auto.removeprefix(_AUTO)
             found.setdefault(_SPELLED.get(named) or _dashed(named), kind[0] if isinstance(kind, tuple) else kind)
-    return found
+    return {name: kind for name, kind in found.items() if kind is not body}
 
 
 def _dashed(name: str) -> str:
@@ -131,8 +132,8 @@ def _chosen_class(config: Any, heads: dict[str, Any], head: str | None) -> Any:
         kind, named = class_of(config), config.architectures or ()
         if named and kind.__name__ not in named:
             raise ValueError(
-                f"architectures: transformers' {config.model_type} has no class {shortened(repr(named))}; give head=, one "
-                f"of {known}"
+                f"architectures: transformers' {config.model_type} has no class {shortened(repr(named))}; give head=, "
+                f"one of {known}"
             )
         return kind
     if head != "none" and head not in heads:
@@ -180,8 +181,9 @@ def _label_axes(kind: Any, config: Any) -> dict[str, int]:
         return label_axes(kind(copy.deepcopy(config)).state_dict(), kind(wider).state_dict())
 
 
-def _rounded(module: nn.Module, stored: Mapping[str, Stored]) -> tuple[str, ...]:
-    """Stored tensors with a finer dtype than the module's."""
+def _rounded(module: Any, stored: Mapping[str, Stored]) -> tuple[str, ...]:
+    """Stored tensors with a finer dtype than the module's; some have other names there."""
     dtypes = {name: tensor.dtype for name, tensor in module.state_dict().items()}
-    pairs = ((name, tensor.dtype, dtypes.get(name, tensor.dtype)) for name, tensor in stored.items())
-    return tuple(name for name, fine, held in pairs if torch.promote_types(fine, held) != held)
+    pairs = ((name, tensor.dtype, dtypes.get(name, module.dtype)) for name, tensor in stored.items())
+    floats = (pair for pair in pairs if pair[1].is_floating_point)
+    return tuple(name for name, fine, held in floats if torch.promote_types(fine, held) != held)

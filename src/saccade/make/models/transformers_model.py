@@ -5,7 +5,6 @@ Shape legend: B batch, L length, E model width, V vocabulary.
 
 from __future__ import annotations
 
-import inspect
 import os
 import tempfile
 from collections.abc import Iterator
@@ -42,6 +41,7 @@ _OF_TOKENS = (
     *("last_hidden_state", "hidden_states", "encoder_last_hidden_state", "encoder_hidden_states"),
     *("logits", "start_logits", "end_logits"),
 )
+_CACHES = ("past_key_values", "cache_params", "mems", "state")
 _PROCESSORS = {
     "pixel_values": "AutoImageProcessor",
     "input_features": "AutoFeatureExtractor",
@@ -60,6 +60,7 @@ class TransformersModel(Model):
 
     Attributes:
         module: transformers' module.
+        file: the GGUF file it was loaded from, in place of `folder`.
 
     Example:
         >>> import tempfile, torch, transformers, saccade
@@ -75,7 +76,7 @@ class TransformersModel(Model):
         super().__init__()
         self.module: Any = module
         self.settings, self.request, self.family = settings, request, family
-        self._tokenizer_file: Path | None = None  # a GGUF file
+        self.file: Path | None = None
         self._ran = ""
 
     def forward(
@@ -94,36 +95,31 @@ class TransformersModel(Model):
             attention_mask: as the module reads it; mostly (B, L), 1 for real tokens and 0 for padding.
             labels: as the module reads them, with -100 for positions without a loss.
             hidden_states: whether to return the input of each layer and the output of the last one.
-            inputs: further arguments of the module by name, such as `position_ids` or `pixel_values`.
+            inputs: further arguments of the module by name, such as `position_ids` or `pixel_values`. A cache is
+                returned, under `others`, only with `use_cache=True`.
         """
         given = {"attention_mask": attention_mask, "labels": labels, **inputs}
         if input_ids is not None:
             given[self.module.main_input_name] = input_ids
         given = {name: value for name, value in given.items() if value is not None}
-        known = inspect.signature(self.module.forward).parameters
-        if "use_cache" in known and self._caches:
-            given.setdefault("use_cache", False)
         if hidden_states:
             given["output_hidden_states"] = True
         with self._accelerated(0):
             output = self.module(**given, return_dict=True)
         mask = given.get("decoder_attention_mask" if self._is_pair else "attention_mask")
+        if "use_cache" not in inputs:  # the module follows its configuration
+            output = {name: value for name, value in output.items() if name not in _CACHES}
         return _named(output, mask, attention_mask if self._is_pair else None)
 
     @property
     def _is_pair(self) -> bool:
         return bool(getattr(self.module.config, "is_encoder_decoder", False))
 
-    @property
-    def _caches(self) -> bool:
-        return getattr(self.module.config.get_text_config(), "use_cache", None) is not None
-
     def states(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The last hidden state (B, L, E) of a text, without the head; of an encoder-decoder the encoder's."""
         module = self.module.get_encoder() if self._is_pair else self.module.base_model
-        more = {"use_cache": False} if self._caches and not self._is_pair else {}
         with self._accelerated(input_ids.numel()):
-            states: Tensor = module(input_ids, attention_mask=attention_mask, **more)[0]
+            states: Tensor = module(input_ids, attention_mask=attention_mask)[0]
         if states.shape[:2] != input_ids.shape:
             raise ValueError(
                 f"{self.family.name}: its states have shape {tuple(states.shape)} for tokens {tuple(input_ids.shape)}; "
@@ -167,6 +163,8 @@ class TransformersModel(Model):
             attention_mask = self._real(input_ids) if attention_mask is None else attention_mask
         if is_text and attention_mask is not None and not self._is_pair:
             prompts, attention_mask = padded_on_the_left(input_ids, attention_mask)
+        if is_text and not self._is_pair:
+            self._check_room(prompts.shape[1], max_new_tokens)
         how, seed = _decoding(sampling)
         if attention_mask is not None:
             how["attention_mask"] = attention_mask
@@ -176,6 +174,15 @@ class TransformersModel(Model):
         if not is_text or self._is_pair:
             return ids
         return torch.cat((input_ids, ids[:, input_ids.shape[1] :]), 1)
+
+    def _check_room(self, length: int, count: int) -> None:
+        """ValueError if positions are learned, and there are fewer than tokens."""
+        config = self.module.config.get_text_config()
+        learned = not (getattr(config, "rope_parameters", None) or getattr(config, "alibi", False))
+        if learned and self.longest is not None and length + count > self.longest:
+            raise ValueError(
+                f"max_new_tokens: {count} after {length} tokens, but the model has {self.longest} positions"
+            )
 
     def check_generates(self) -> None:
         """ValueError unless transformers generates with this class."""
@@ -189,6 +196,16 @@ class TransformersModel(Model):
         """Tokens that end a text; () if undefined."""
         named = getattr(self.module.generation_config, "eos_token_id", None)
         return tuple(named) if isinstance(named, (list, tuple)) else () if named is None else (named,)
+
+    @property
+    def begin_tokens(self) -> tuple[int, ...]:
+        """First token of a text without a prompt: `bos_token_id`, or the first end token."""
+        return named_tokens(self.settings, "bos_token_id") or self.end_tokens[:1]
+
+    @property
+    def repetition_penalty(self) -> float:
+        """`repetition_penalty` of the checkpoint, for `Sampling`; 1 if undefined."""
+        return float(getattr(self.module.generation_config, "repetition_penalty", None) or 1.0)
 
     def _real(self, input_ids: Tensor) -> Tensor | None:
         """A mask (B, L) of the real tokens; None if all are real."""
@@ -216,19 +233,25 @@ class TransformersModel(Model):
             yield
         self._ran = run.explain()
 
+    @property
+    def place(self) -> tuple[Path, str | None] | None:
+        """The folder it was loaded from, and the name of the GGUF file in it; None for a model made in memory."""
+        if self.file is not None:
+            return self.file.parent, self.file.name
+        return None if self.folder is None else (self.folder, None)
+
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer, as transformers reads it. ValueError if there is none, or it is no fast one."""
-        file = self._tokenizer_file
-        place = self.folder if file is None else file.parent
-        if place is None:
+        if self.place is None:
             raise FileNotFoundError("tokenizer: the model was not loaded from a folder, so it has no tokenizer")
+        where = self.file or self.folder
         try:
             with contained():
-                tokenizer = read_tokenizer(place, None if file is None else file.name)
+                tokenizer = read_tokenizer(*self.place)
         except UnreadableCheckpoint as error:
-            raise ValueError(f"{file or place}: {error}") from None
-        return TextTokenizer(_files(tokenizer, f"{file or place}"), self.longest)
+            raise ValueError(f"{where}: {error}") from None
+        return TextTokenizer(_files(tokenizer, str(where)), self.longest)
 
     @property
     def longest(self) -> int | None:
@@ -263,8 +286,8 @@ class TransformersModel(Model):
         folder.mkdir(parents=True, exist_ok=True)
         with contained(), tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
             self.module.save_pretrained(temporary)
-            if self._tokenizer_file is not None:
-                read_tokenizer(self._tokenizer_file.parent, self._tokenizer_file.name).save_pretrained(temporary)
+            if self.file is not None:
+                read_tokenizer(self.file.parent, self.file.name).save_pretrained(temporary)
             for file in Path(temporary).iterdir():
                 os.replace(file, folder / (weights if file.name == SAFE else file.name))
         self._copy_companions(folder)

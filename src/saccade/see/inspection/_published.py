@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...make.models import LanguageModel, Model, load
+from ...make.models import LanguageModel, Model, TransformersModel, load
 from ...make.models.decoding.generating import GeneratingModel
 from ...make.models.text.decoder import TextDecoder
 from ...make.models.text.encoder import TextEncoder
 from ...make.models.text.encoder_decoder import EncoderDecoder
 from ...operator.nn.stacks import Stack
 from ._models import LayerObserver, SaccadeModel, TextModel, Tokens
+from ._transformers import of_transformers
 
 Reader = TextEncoder | TextDecoder | EncoderDecoder
 
@@ -119,6 +120,8 @@ def as_text_model(model: TextModel | Model) -> TextModel:
         return model
     if isinstance(model, Reader):
         return PublishedModel(model, "unnamed" if model.folder is None else str(model.folder))
+    if isinstance(model, TransformersModel):
+        return of_transformers(model)
     if isinstance(model, Model) and not isinstance(model, LanguageModel):
         raise TypeError(f"model: expected one that reads text, got {model.family.name}")
     return SaccadeModel(model)

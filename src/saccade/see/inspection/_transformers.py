@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ...make.models import TransformersModel
 from ...make.models._shortened import shortened
 from ...make.models.checkpoints.transformers_reading import (
     UnreadableCheckpoint,
@@ -132,6 +133,17 @@ def read_checkpoint(folder: Path, gguf: str | None = None) -> TransformersTextMo
             raise
         except Exception as error:  # such as heads that do not divide the width
             raise UnreadableCheckpoint(f"configuration: the model cannot read a text ({shortened(error)})") from error
+
+
+def of_transformers(model: TransformersModel) -> TransformersTextModel:
+    """A model that `saccade.models.load` opened with transformers' class, without its head. Errors as above."""
+    if model.place is None:
+        raise FileNotFoundError("model: it was not loaded from a folder, so it has no tokenizer")
+    with contained():
+        folder, gguf = model.place
+        tokenizer = read_tokenizer(folder, gguf)
+        name = str(folder if gguf is None else folder / gguf)
+        return TransformersTextModel(name, model.module.base_model, tokenizer)
 
 
 class TokenHeadModel(NamedTuple):

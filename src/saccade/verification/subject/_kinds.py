@@ -59,10 +59,10 @@ def unwrapped(target: Any) -> tuple[Any, tuple[str, ...]]:
             target = target.module
             continue
         known = saccade_models()
-        stack = None if known is None else known.stack_of(target)
-        if stack is not None:
-            said.append(f"what is checked is the stack of {type(target).__name__}, which reads embedded inputs")
-            target = stack
+        inner = None if known is None else known.inner_of(target)
+        if inner is not None:
+            target = inner[0]
+            said.append(inner[1])
             continue
         original = getattr(target, "_orig_mod", None) or getattr(target, "_torchdynamo_orig_callable", None)
         if original is None:

@@ -28,6 +28,7 @@ from .reading import PICKLED, PICKLED_INDEX, SAFE, SAFE_INDEX, find_weights, rea
 
 _ATTENTION = ("eager", "sdpa", "flex_attention", "saccade")  # PyTorch's, and the one of `register()`
 _MODULES = re.compile(r"layer|block|expert|depth")  # counts of modules
+_WIDTHS = re.compile(r"size|dim|channel")  # not counts: moe_intermediate_size
 _FEW = 1000
 _LABELS = 10**6  # transformers makes a name for each label while it reads the configuration
 _PACKED = 16  # allowed factor: eight numbers may be packed in one, and the embedding be missing
@@ -161,24 +162,40 @@ def read_weights(
         UnreadableCheckpoint: an error of transformers, parameters that are missing or of another shape, sizes far above
             those of the files.
     """
+    if gguf is not None:
+        return _from_gguf(kind, config, folder, dtype, gguf)
+    check_sizes(config, stored_sizes(folder), kind)
+    has_safe = any((folder / name).is_file() for name in (SAFE, SAFE_INDEX))
+    if not has_safe and not any((folder / name).is_file() for name in (PICKLED, PICKLED_INDEX)):
+        raise UnreadableCheckpoint(f"weights: missing from the folder, expected {SAFE} or {PICKLED}")
+    options = {"use_safetensors": has_safe, "weights_only": True, **_without_pooler(kind, folder)}
+    return _read(kind, config, folder, dtype, is_new, options)
+
+
+def _from_gguf(kind: Any, config: Any, folder: Path, dtype: torch.dtype | None, gguf: str) -> TransformersWeights:
+    """The class that the file describes, or its body: transformers maps the names of a file to those of that class."""
     import transformers
 
-    options = _options(gguf)
-    if gguf is not None:
-        header = read_header(folder / gguf)
-        check_sizes(config, header.counts, kind)
-        if hasattr(transformers, "GgufConfig"):  # older ones always dequantise
-            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        if not header.quantised:
-            dtype = dtype or header.dtype
-        dtype = dtype or torch.float32
-    else:
-        check_sizes(config, stored_sizes(folder), kind)
-        has_safe = any((folder / name).is_file() for name in (SAFE, SAFE_INDEX))
-        options |= {"use_safetensors": has_safe, "weights_only": True}
-        if not has_safe and not any((folder / name).is_file() for name in (PICKLED, PICKLED_INDEX)):
-            raise UnreadableCheckpoint(f"weights: missing from the folder, expected {SAFE} or {PICKLED}")
-    options |= _without_pooler(kind, folder, gguf)
+    whole, header = class_of(config), read_header(folder / gguf)
+    if kind not in (whole, body_of(config)):
+        raise UnreadableCheckpoint(f"head: a GGUF file has the weights of {whole.__name__} only, not {kind.__name__}")
+    check_sizes(config, header.counts, whole)
+    options: dict[str, Any] = {"gguf_file": gguf}
+    if hasattr(transformers, "GgufConfig"):  # older versions always dequantise
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    dtype = dtype or (torch.float32 if header.quantised else header.dtype)
+    read = _read(whole, config, folder, dtype, None, options)
+    return read if kind is whole else read._replace(module=read.module.base_model)
+
+
+def _read(
+    kind: Any,
+    config: Any,
+    folder: Path,
+    dtype: torch.dtype | None,
+    is_new: Callable[[str], bool] | None,
+    options: dict[str, Any],
+) -> TransformersWeights:
     try:
         with seeded(0) if is_new is None else nullcontext():
             module, report = kind.from_pretrained(
@@ -187,6 +204,7 @@ def read_weights(
                 dtype="auto" if dtype is None else dtype,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
+                **_options(None),
                 **options,
             )
     except Exception as error:  # from any of a dozen libraries
@@ -228,9 +246,9 @@ def _options(gguf: str | None) -> dict[str, Any]:
     return options if gguf is None else options | {"gguf_file": gguf}
 
 
-def _without_pooler(kind: Any, folder: Path, gguf: str | None) -> dict[str, Any]:
+def _without_pooler(kind: Any, folder: Path) -> dict[str, Any]:
     """Options of a class whose pooler the files lack, if it can be built without one."""
-    if gguf is not None or "add_pooling_layer" not in inspect.signature(kind.__init__).parameters:
+    if "add_pooling_layer" not in inspect.signature(kind.__init__).parameters:
         return {}
     with suppress(OSError, ValueError):
         return {} if any("pooler" in name for name in find_weights(folder).tensors) else {"add_pooling_layer": False}
@@ -272,7 +290,7 @@ def _check_counts(folder: Path) -> None:
             if not isinstance(value, int):
                 continue
             entry = f"{key} is {shortened(f'{value:,}')}"
-            if _MODULES.search(key) and value > max(_FEW, tensors):
+            if _MODULES.search(key) and not _WIDTHS.search(key) and value > max(_FEW, tensors):
                 raise ValueError(f"{entry}, and its weights are {tensors:,} tensors")
             if key == "num_labels" and value > _LABELS:
                 raise ValueError(f"{entry}; expected at most {_LABELS:,}")
