@@ -40,15 +40,21 @@ def load(
 ) -> Model:
     """Open a model with its weights, in evaluation mode.
 
+    A type without a family here opens through transformers' class, as a `TransformersModel` with the same interface;
+    `model.explain()` says which of the two it is. A GGUF file is dequantised. Both need transformers.
+
     Every stored tensor is used and every parameter is filled; otherwise an error lists the missing, the unused and
     those of another shape. `model.report` lists the exceptions. Code in a checkpoint is never run.
 
     Args:
-        source: a folder with config.json and weights, written by transformers or `saccade train`, or a name on the
-            Hugging Face hub such as "org/name" (needs `huggingface_hub`). None is the embedded language model.
-        dtype: of the weights; None uses the one in config.json, or that of most stored bytes.
+        source: a folder with config.json and weights, written by transformers or `saccade train`, a GGUF file, or a
+            name on the Hugging Face hub such as "org/name" (needs `huggingface_hub`). None is the embedded language
+            model.
+        dtype: of the weights; None uses the one in config.json, or that of most stored bytes. Quantised weights of a
+            GGUF file are float32 then.
         device: None is the CPU.
-        mechanism: replaces softmax attention, a value of `saccade.variants`; None keeps the published attention.
+        mechanism: replaces softmax attention, a value of `saccade.variants`; None keeps the published attention, and
+            is the only choice for transformers' classes.
             Dropout of attention weights is ignored by mechanisms without weights.
         head: the output head, such as "masked-lm" or "sequence-classification"; None uses the one in config.json,
             "none" loads only the body. A classification head that is missing in the files is initialised randomly.
@@ -58,7 +64,7 @@ def load(
 
     Raises:
         FileNotFoundError: no such folder or name, or a file is missing from it.
-        ValueError: damaged files, an unknown family or head, tensors that do not match, a configuration that needs code
+        ValueError: damaged files, an unknown type or head, tensors that do not match, a configuration that needs code
             from the checkpoint.
 
     Example:

@@ -57,7 +57,8 @@ class LoadReport:
         initialised: parameters missing in the files and initialised randomly, because the caller wanted a new head.
         unused: stored tensors that were not read: those of a head that this model does not have.
         tied: stored tensors that equal another one and share its memory.
-        left_out: settings that the `mechanism` does not support, with their values: dropout of attention weights.
+        left_out: settings that are not used, with their values: dropout of attention weights, which a `mechanism` does
+            not have; entries of a GGUF file that transformers does not read.
         rounded: stored tensors with a finer dtype than the model's.
         dequantised: tensors of a GGUF file with their type; their numbers are those of the quantised model.
 
@@ -204,7 +205,7 @@ class Model(nn.Module, ABC):
                     shutil.copyfile(self.folder / name, temporary)
 
     def explain(self) -> str:
-        """What the model is, and where its parts run."""
+        """Describe in one line what the model is and where its parts run."""
         kind = self.settings.get("model_type", "its own")
         return (
             f"Saccade's {type(self).__name__}, type {kind}: attention by saccade.attention, which skips padding and "

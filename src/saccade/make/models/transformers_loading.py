@@ -101,6 +101,7 @@ def _opened(
         initialised=(*read.initialised, *drawn),
         unused=(*read.unused, *(() if header is None else header.unread)),
         tied=tuple(name for name in getattr(module, "all_tied_weights_keys", ()) if name in stored),
+        left_out=() if header is None else header.left_out,
         rounded=_rounded(module, {name: tensor for name, tensor in stored.items() if name not in read.unused}),
         dequantised=() if header is None else header.quantised,
     )

@@ -106,6 +106,8 @@ class TransformersModel(Model):
             given["output_hidden_states"] = True
         with self._accelerated(0):
             output = self.module(**given, return_dict=True)
+        if any("pooler" in name for name in self.report.initialised):
+            output = {name: value for name, value in output.items() if name != "pooler_output"}  # of random numbers
         mask = given.get("decoder_attention_mask" if self._is_pair else "attention_mask")
         if "use_cache" not in inputs:  # the module follows its configuration
             output = {name: value for name, value in output.items() if name not in _CACHES}
@@ -216,7 +218,7 @@ class TransformersModel(Model):
         return None if bool(real.all()) else real.long()
 
     def explain(self) -> str:
-        """What the model is, and where its parts run: in the last call, if there was one."""
+        """Describe what the model is, and where its parts ran in the last call."""
         text = f"transformers' {self.family.name}, type {self.module.config.model_type}; no family of Saccade's own"
         ran = self._ran or "attention calls run on Saccade's kernels where these are faster; no call yet"
         return f"{text}\n{ran}"

@@ -44,7 +44,7 @@ _ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a GGUF file holds, without the numbers.
+    """The metadata and the tensors of a GGUF file, without their numbers.
 
     Attributes:
         metadata: entries by name; of arrays only the length.
@@ -70,6 +70,19 @@ class GgufHeader:
     def unread(self) -> tuple[str, ...]:
         """Tensors that transformers does not read: factors of rotary frequencies, which lengthen the context."""
         return tuple(name for name in _ROTARY if name in self.types)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Entries about the architecture that transformers does not read, such as a scaling of rotary frequencies."""
+        from transformers import modeling_gguf_pytorch_utils as legacy
+
+        name = str(self.metadata.get("general.architecture"))
+        read: Any = legacy.GGUF_TO_TRANSFORMERS_MAPPING["config"]
+        known = read.get(_SPELLED.get(name, name))
+        entries = {key.removeprefix(f"{name}."): key for key in self.metadata if key.startswith(f"{name}.")}
+        if known is None or name in _own_architectures():
+            return ()
+        return tuple(f"{key}={self.metadata[key]}" for entry, key in entries.items() if entry not in known)
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -165,14 +178,20 @@ def _header(reader: _Reader) -> GgufHeader:
 _SPELLED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2"}
 
 
+def _own_architectures() -> Collection[str]:
+    """Architectures that transformers reads itself, without the package gguf."""
+    own: Collection[str] = ()
+    with suppress(ImportError):  # a version before its own reader
+        own = importlib.import_module("transformers.integrations.gguf").GGUF_CONFIG_ARCHS
+    return own
+
+
 def _check_architecture(header: GgufHeader, path: Path) -> None:
     """ValueError unless transformers reads the architecture; NotInstalled if it needs the package gguf for it."""
     from transformers import modeling_gguf_pytorch_utils as legacy
 
     name = str(header.metadata.get("general.architecture"))
-    own: Collection[str] = ()
-    with suppress(ImportError):  # of a version before its own reader
-        own = importlib.import_module("transformers.integrations.gguf").GGUF_CONFIG_ARCHS
+    own = _own_architectures()
     if name in own:
         return
     known = set(legacy.GGUF_SUPPORTED_ARCHITECTURES)

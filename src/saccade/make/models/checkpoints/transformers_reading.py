@@ -156,7 +156,8 @@ def read_weights(
         kind, config: the class, and the configuration from `read_configuration`.
         dtype: of the weights; None is that of the configuration, or of the files.
         gguf: the name of a GGUF file in the folder, which is dequantised.
-        is_new: whether a parameter that the files lack, or have in another shape, is initialised randomly; None: none.
+        is_new: whether a parameter that the files lack, or have in another shape, may be initialised randomly; None if
+            there are no such parameters.
 
     Raises:
         UnreadableCheckpoint: an error of transformers, parameters that are missing or of another shape, sizes far above
