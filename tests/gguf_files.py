@@ -1,4 +1,5 @@
-"""GGUF files of a tiny LFM2, which transformers reads without the package gguf: written here by the specification."""
+"""GGUF files of tiny models, written by the specification: LFM2, which transformers reads without the package gguf, and
+Qwen2, for which it needs the package."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 F32, Q8_0 = 0, 8
-# LFM2's names in llama.cpp: the first of each pair is replaced by the second.
+# Names in llama.cpp: the first of each pair is replaced by the second.
 NAMES = (
     ("model.embed_tokens.", "token_embd."),
     ("model.embedding_norm.", "token_embd_norm."),
@@ -30,6 +31,13 @@ NAMES = (
     (".conv.in_proj.", ".shortconv.in_proj."),
     (".conv.out_proj.", ".shortconv.out_proj."),
     (".conv.conv.", ".shortconv.conv."),
+    ("model.norm.", "output_norm."),
+    (".input_layernorm.", ".attn_norm."),
+    (".self_attn.o_proj.", ".attn_output."),
+    (".post_attention_layernorm.", ".ffn_norm."),
+    (".mlp.gate_proj.", ".ffn_gate."),
+    (".mlp.up_proj.", ".ffn_up."),
+    (".mlp.down_proj.", ".ffn_down."),
 )
 
 
@@ -58,22 +66,33 @@ def tiny() -> transformers.Lfm2ForCausalLM:
     return model
 
 
-def metadata() -> dict[str, Any]:
+def qwen2() -> transformers.Qwen2ForCausalLM:
+    sizes = dict(vocab_size=261, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
+    ends = dict(bos_token_id=258, eos_token_id=259, pad_token_id=260)
+    rest = dict(num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True)
+    torch.manual_seed(3)
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, **ends, **rest)).eval()
+
+
+def metadata(kind: str = "lfm2") -> dict[str, Any]:
     letters = list(bytes_to_unicode().values())
     ends = {"bos_token_id": 258, "eos_token_id": 259, "padding_token_id": 260}
     return {
-        "general.architecture": "lfm2",
-        "lfm2.context_length": 128,
-        "lfm2.embedding_length": 64,
-        "lfm2.feed_forward_length": 96,
-        "lfm2.block_count": 2,
-        "lfm2.attention.head_count": 4,
-        "lfm2.attention.head_count_kv": [0, 2],
-        "lfm2.attention.layer_norm_rms_epsilon": 1e-5,
-        "lfm2.shortconv.l_cache": 3,
-        "lfm2.rope.freq_base": 1e6,
+        "general.architecture": kind,
+        f"{kind}.context_length": 128,
+        f"{kind}.embedding_length": 64,
+        f"{kind}.feed_forward_length": 96,
+        f"{kind}.block_count": 2,
+        f"{kind}.attention.head_count": 4,
+        f"{kind}.attention.layer_norm_rms_epsilon": 1e-5 if kind == "lfm2" else 1e-6,
+        f"{kind}.rope.freq_base": 1e6 if kind == "lfm2" else 1e4,
+        **(
+            {"lfm2.attention.head_count_kv": [0, 2], "lfm2.shortconv.l_cache": 3}
+            if kind == "lfm2"
+            else {"qwen2.attention.head_count_kv": 2, "qwen2.rope.scaling.factor": 4.0}
+        ),
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "lfm2",
+        "tokenizer.ggml.pre": kind,
         "tokenizer.ggml.tokens": [*letters, "th", "the", "<s>", "</s>", "<pad>"],
         "tokenizer.ggml.token_type": [1] * 258 + [3] * 3,
         "tokenizer.ggml.merges": ["t h", "th e"],
@@ -95,7 +114,9 @@ def write(path: Path, model: Any, *, quantised: bool = True, version: int = 3, *
         data = parts.contiguous().numpy().tobytes() if in_blocks else parameter.detach().numpy().tobytes()
         shape = [n for n in parameter.shape if n != 1 or "conv.conv" not in name]
         tensors.append((name, shape, Q8_0 if in_blocks else F32, data))
-    entries = {name: value for name, value in (metadata() | changes).items() if value is not None}
+    entries = {
+        name: value for name, value in (metadata(model.config.model_type) | changes).items() if value is not None
+    }
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(entries))
     head += b"".join(text(name) + value(entry) for name, entry in entries.items())
     body = b""

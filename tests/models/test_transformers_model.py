@@ -255,6 +255,17 @@ def test_a_truncated_gguf_file(lfm2, tmp_path):
         models.load(file)
 
 
+def test_a_gguf_file_that_is_read_with_the_package_gguf(tmp_path):
+    pytest.importorskip("gguf")
+    expected = gguf_files.qwen2()
+    model = models.load(gguf_files.write(tmp_path / "model.gguf", expected))
+    ids = torch.randint(3, 250, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, expected(ids).logits, rtol=0, atol=1e-5)
+    assert "qwen2.rope.scaling.factor=4.0" in model.report.left_out
+    assert model.tokenizer.decode(model.tokenizer("the cat")["input_ids"][0]) == "the cat"
+
+
 def test_a_llama_in_gguf_needs_its_package(tmp_path):
     """Files of most architectures are read with the package gguf; without it the error has the command."""
     try:
