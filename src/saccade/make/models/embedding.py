@@ -6,7 +6,7 @@ Shape legend: N texts, T tokens of a row, E width of the model, D dimension of a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,8 @@ class Embedder:
         ids = [row or [0] for row in ids]
         vectors: np.ndarray | None = None
         # Packing weights is worth its cost from some hundred tokens on.
-        many = sum(map(len, ids)) >= _MANY
-        with _reading(self.model), packed_weights(self.model) if many else nullcontext():
+        count = sum(map(len, ids))
+        with _reading(self.model), self._packed(count):
             for batch in batches([len(row) for row in ids], self.tokens_per_batch):
                 rows = self._vectors([ids[n] for n in batch]).float().cpu().numpy()
                 if vectors is None:
@@ -77,6 +77,12 @@ class Embedder:
         assert vectors is not None
         vectors[empty] = 0
         return vectors
+
+    def _packed(self, tokens: int) -> AbstractContextManager[None]:
+        """A block in which products read packed weights, for many tokens."""
+        if isinstance(self.model, TransformersModel):
+            return self.model.accelerated(tokens)
+        return packed_weights(self.model) if tokens >= _MANY else nullcontext()
 
     def _vectors(self, ids: list[list[int]]) -> Tensor:
         states, layout = self._states(ids)

@@ -33,7 +33,7 @@ from .model import Family, Model, Request
 from .output import ModelOutput
 from .tokenizers.text import TextTokenizer
 
-_MANY = 1000  # tokens of one call from which packed weights are worth their cost
+_MANY = 2**16  # tokens that are worth the proof of each layer, which costs as much as 40,000 of them gain
 _FIELDS = frozenset(field.name for field in fields(ModelOutput)) - {"cache", "others"}
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _RENAMED = {"decoder_hidden_states": "hidden_states"}
@@ -54,9 +54,9 @@ class TransformersModel(Model):
     """A model of transformers' own class. `saccade.models.load` returns one for each type without a family here.
 
     Its attention calls run on Saccade's kernels where these are faster (`saccade.accelerate`), inside each call of the
-    model and never outside of it. `generate` and `embed` also pack its weights and leave out padding while they run, if
-    there are enough tokens. Nothing of this outlives the call, so training, copies and saving see transformers' module.
-    `explain` lists what ran where.
+    model and never outside of it. `generate` and `embed` of 65,536 tokens or more also pack its weights and leave out
+    padding while they run. Nothing of this outlives the call, so training, copies and saving see transformers' module.
+    `explain` lists what ran where. For many calls, `with saccade.accelerate(model.module):` around them does the same.
 
     Attributes:
         module: transformers' module.
@@ -104,7 +104,7 @@ class TransformersModel(Model):
         given = {name: value for name, value in given.items() if value is not None}
         if hidden_states:
             given["output_hidden_states"] = True
-        with self._accelerated(0):
+        with self.accelerated():
             output = self.module(**given, return_dict=True)
         if any("pooler" in name for name in self.report.initialised):
             output = {name: value for name, value in output.items() if name != "pooler_output"}  # of random numbers
@@ -120,7 +120,7 @@ class TransformersModel(Model):
     def states(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The last hidden state (B, L, E) of a text, without the head; of an encoder-decoder the encoder's."""
         module = self.module.get_encoder() if self._is_pair else self.module.base_model
-        with self._accelerated(input_ids.numel()):
+        with self.accelerated():
             states: Tensor = module(input_ids, attention_mask=attention_mask)[0]
         if states.shape[:2] != input_ids.shape:
             raise ValueError(
@@ -168,10 +168,12 @@ class TransformersModel(Model):
         if is_text and not self._is_pair:
             self._check_room(prompts.shape[1], max_new_tokens)
         how, seed = _decoding(sampling)
-        if attention_mask is not None:
+        if is_text:
+            how["attention_mask"] = torch.ones_like(prompts) if attention_mask is None else attention_mask
+        elif attention_mask is not None:
             how["attention_mask"] = attention_mask
-        many = prompts.numel() if is_text else 0
-        with contained(), seeded(seed), torch.no_grad(), self._accelerated(many):
+        many = prompts.shape[0] * (prompts.shape[1] + max_new_tokens) if is_text else 0
+        with seeded(seed), torch.no_grad(), self.accelerated(many):
             ids: Tensor = self.module.generate(prompts, max_new_tokens=max_new_tokens, **how, **inputs)
         if not is_text or self._is_pair:
             return ids
@@ -224,8 +226,9 @@ class TransformersModel(Model):
         return f"{text}\n{ran}"
 
     @contextmanager
-    def _accelerated(self, tokens: int) -> Iterator[None]:
-        """Saccade's kernels for the attention calls inside; from `_MANY` tokens on also packed weights and padding."""
+    def accelerated(self, tokens: int = 0) -> Iterator[None]:
+        """A block whose attention calls run on Saccade's kernels, and for many tokens also its layers, as in
+        `saccade.accelerate(model)`."""
         if torch.compiler.is_compiling():
             yield
             return
@@ -260,7 +263,7 @@ class TransformersModel(Model):
         """Maximum number of tokens by the configuration; None if unknown."""
         config = self.module.config.get_text_config()
         known: int | None = getattr(config, "max_position_embeddings", None)
-        return known
+        return known if known is None or known > 0 else None  # XLNet has -1
 
     def prepare(self, inputs: Any, rate: int | None = None) -> dict[str, Tensor]:
         """Images or sounds as inputs of `forward`, by transformers' processor of the folder.
@@ -329,7 +332,7 @@ def _decoding(sampling: Sampling | BeamSearch | None) -> tuple[dict[str, Any], i
     if not sampling.temperature:
         return {"do_sample": False, **how}, None
     how |= {"temperature": sampling.temperature, "top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0}
-    seed = torch.seed() if sampling.seed is None else sampling.seed
+    seed = torch.Generator().seed() if sampling.seed is None else sampling.seed
     return {"do_sample": True, **how}, seed
 
 

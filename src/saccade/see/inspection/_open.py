@@ -55,7 +55,9 @@ def open_model(source: str | Path | None = None) -> TextModel:
         raise ValueError(f"{source}: is a file; {FORMS}")
     if not is_hub_name(str(source)):
         raise FileNotFoundError(f"{source}: no such model folder; {FORMS}")
-    return _from_folder(folder_of(str(source)))
+    found = _from_folder(folder_of(str(source)))
+    found.name = str(source)
+    return found
 
 
 def _from_folder(folder: Path) -> TextModel:

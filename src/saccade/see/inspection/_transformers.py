@@ -36,7 +36,9 @@ class TransformersTextModel(TextModel):
     observed on a short text when the model is opened.
     """
 
-    def __init__(self, name: str, module: nn.Module, tokenizer: Any):
+    def __init__(self, place: tuple[Path, str | None], module: nn.Module, tokenizer: Any):
+        folder, gguf = self.place = place
+        name = str(folder if gguf is None else folder / gguf)
         if not getattr(tokenizer, "is_fast", False):
             kind = type(tokenizer).__name__
             lacks = "does not give the characters of a token; a tokenizer.json is needed"
@@ -128,7 +130,7 @@ def read_checkpoint(folder: Path, gguf: str | None = None) -> TransformersTextMo
         if spoilt:
             raise ValueError(f"{name}: damaged, {', '.join(spoilt[:3])} holds weights that are not finite numbers")
         try:
-            return TransformersTextModel(name, module, tokenizer)
+            return TransformersTextModel((folder, gguf), module, tokenizer)
         except ValueError:
             raise
         except Exception as error:  # such as heads that do not divide the width
@@ -140,10 +142,7 @@ def of_transformers(model: TransformersModel) -> TransformersTextModel:
     if model.place is None:
         raise FileNotFoundError("model: it was not loaded from a folder, so it has no tokenizer")
     with contained():
-        folder, gguf = model.place
-        tokenizer = read_tokenizer(folder, gguf)
-        name = str(folder if gguf is None else folder / gguf)
-        return TransformersTextModel(name, model.module.base_model, tokenizer)
+        return TransformersTextModel(model.place, model.module.base_model, read_tokenizer(*model.place))
 
 
 class TokenHeadModel(NamedTuple):
@@ -158,8 +157,7 @@ def with_token_head(model: TransformersTextModel) -> TokenHeadModel | None:
 
     ValueError: weights of the head that are missing or cannot be read.
     """
-    path = Path(model.name)
-    folder, gguf = (path, None) if path.is_dir() else (path.parent, path.name)
+    folder, gguf = model.place
     with contained():
         config = read_configuration(folder, gguf)
         kind = class_of(config)

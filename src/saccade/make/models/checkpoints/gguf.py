@@ -7,6 +7,7 @@ github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import math
@@ -92,6 +93,12 @@ def read_header(path: Path) -> GgufHeader:
         ValueError: not a GGUF file, of another version or byte order, truncated, one part of several, or of an
             architecture that transformers does not read.
     """
+    state = path.stat()
+    return _read(path, state.st_size, state.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)  # a vocabulary of 256,000 tokens takes a third of a second
+def _read(path: Path, size: int, changed: int) -> GgufHeader:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ValueError(f"{path}: not a GGUF file, or truncated: it does not begin with GGUF")

@@ -67,7 +67,10 @@ def read_configuration(folder: Path, gguf: str | None = None) -> Any:
 
     Raises:
         UnreadableCheckpoint: an error of transformers; another implementation; a "/" in its name is code on the hub.
+        ValueError: as of `read_header`.
     """
+    if gguf is not None:
+        read_header(folder / gguf)
     try:
         return _configuration(folder, gguf)
     except Exception as error:  # from any of a dozen libraries, some of which raise bare Exception
