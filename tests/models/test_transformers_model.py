@@ -140,6 +140,7 @@ def test_a_tokenizer_texts_and_vectors(neox):
     assert as_text_model(model).heads == open_model(neox).heads == (4, 4)
     with pytest.raises(ValueError, match="max_new_tokens: must be at least 1, got 0"):
         model.generate(ids, max_new_tokens=0)
+    assert model.longest == 96 and model.generate(ids, max_new_tokens=100).shape[1] == ids.shape[1] + 100  # rotary
     with pytest.raises(ValueError, match="input_ids: ids must be from 0 to"):
         model.generate(ids + 1000)
 

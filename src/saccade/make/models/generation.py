@@ -84,6 +84,7 @@ def generate(
     if isinstance(lm, TransformersModel):
         if cache is not None:
             raise TypeError(f"cache: transformers' {lm.family.name} makes its own, got {type(cache).__name__}")
+        tokens = lm.room_after(len(ids), tokens) or tokens
         made = lm.generate(torch.tensor([ids], device=lm.device), max_new_tokens=tokens, sampling=sampling)
         return lm.tokenizer.stream(_until(iter(made[0, len(ids) :].tolist()), lm.end_tokens))
     cache = lm.cache() if cache is None else cache

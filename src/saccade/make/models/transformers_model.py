@@ -166,7 +166,12 @@ class TransformersModel(Model):
         if is_text and attention_mask is not None and not self._is_pair:
             prompts, attention_mask = padded_on_the_left(input_ids, attention_mask)
         if is_text and not self._is_pair:
-            self._check_room(prompts.shape[1], max_new_tokens)
+            room = self.room_after(prompts.shape[1], max_new_tokens)
+            if room < max_new_tokens:
+                raise ValueError(
+                    f"max_new_tokens: {max_new_tokens} after {prompts.shape[1]} tokens, but the model has "
+                    f"{self.longest} positions; ask for at most {room}, or cut the prompt"
+                )
         how, seed = _decoding(sampling)
         if is_text:
             how["attention_mask"] = torch.ones_like(prompts) if attention_mask is None else attention_mask
@@ -179,14 +184,11 @@ class TransformersModel(Model):
             return ids
         return torch.cat((input_ids, ids[:, input_ids.shape[1] :]), 1)
 
-    def _check_room(self, length: int, count: int) -> None:
-        """ValueError if positions are learned, and there are fewer than tokens."""
+    def room_after(self, length: int, count: int) -> int:
+        """The number of the `count` tokens after `length` that have positions; all, unless positions are learned."""
         config = self.module.config.get_text_config()
-        learned = not (getattr(config, "rope_parameters", None) or getattr(config, "alibi", False))
-        if learned and self.longest is not None and length + count > self.longest:
-            raise ValueError(
-                f"max_new_tokens: {count} after {length} tokens, but the model has {self.longest} positions"
-            )
+        computed = getattr(config, "rope_parameters", None) or getattr(config, "alibi", False)
+        return count if computed or self.longest is None else max(0, min(count, self.longest - length))
 
     def check_generates(self) -> None:
         """ValueError unless transformers generates with this class."""
