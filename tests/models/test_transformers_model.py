@@ -82,6 +82,14 @@ def test_types_that_read_no_token_ids(saved):
     images = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
         assert torch.equal(model(images).last_hidden_state, dino(images).last_hidden_state)
+    assert model.folder is not None
+    processor = (getattr(transformers, "BitImageProcessorPil", None) or transformers.BitImageProcessor)(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}
+    )
+    processor.save_pretrained(model.folder)
+    pixels = torch.randint(0, 255, (3, 20, 30), dtype=torch.uint8).numpy()
+    expected = processor(pixels, return_tensors="pt")["pixel_values"]
+    assert torch.equal(model.prepare(pixels)["pixel_values"], expected)
 
 
 def test_rows_of_padding_are_0_and_losses_are_those_of_transformers(neox):
@@ -135,6 +143,8 @@ def test_a_tokenizer_texts_and_vectors(neox):
     ids = model.tokenizer(["the cat"])["input_ids"]
     expected = model.module.generate(ids, max_new_tokens=5, do_sample=False)[0, ids.shape[1] :]
     assert written == model.tokenizer.decode(expected)
+    best = model.generate(ids, max_new_tokens=4, sampling=models.BeamSearch(beams=3))
+    assert torch.equal(best, model.module.generate(ids, max_new_tokens=4, num_beams=3, do_sample=False))
     drawn = [model.generate(ids, sampling=models.Sampling(seed=seed)).tolist() for seed in (3, 3, 4)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert as_text_model(model).heads == open_model(neox).heads == (4, 4)
