@@ -55,14 +55,14 @@ def verified(function: Function | None = None, /, **arguments: Any) -> Function:
     Example:
         >>> import saccade, torch
         >>> @saccade.verified
-        ... def test_embedding():
-        ...     return torch.nn.Embedding(31, 31)
-        >>> test_embedding()
+        ... def test_recurrent():
+        ...     return torch.nn.Sequential(torch.nn.Embedding(31, 8), torch.nn.GRU(8, 8, batch_first=True))
+        >>> test_recurrent()
         >>> @saccade.verified(causal=True)  # below @pytest.fixture
         ... def model():
-        ...     return torch.nn.Embedding(31, 31)
-        >>> model()
-        Embedding(31, 31)
+        ...     return torch.nn.Sequential(torch.nn.Embedding(31, 8), torch.nn.GRU(8, 8, batch_first=True))
+        >>> type(model()).__name__
+        'Sequential'
     """
     if function is None:
         return functools.partial(_verified, arguments)

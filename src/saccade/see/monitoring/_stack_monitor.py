@@ -33,11 +33,11 @@ class StackMonitor:
 
     Example:
         >>> import saccade, torch
-        >>> model = torch.nn.Embedding(31, 31)
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(31, 8), torch.nn.GRU(8, 8, batch_first=True))
         >>> monitor = saccade.monitoring.StackMonitor(model, every=1000)
         >>> for step in range(3):
         ...     monitor.step(step)  # before the forward pass
-        ...     model(torch.tensor([[5, 3]])).square().mean().backward()
+        ...     model(torch.tensor([[5, 3]]))[0].square().mean().backward()
         >>> monitor.report.ok
         True
     """

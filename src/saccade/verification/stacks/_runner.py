@@ -38,7 +38,7 @@ def probed(probes: Sequence[Probe], stack: Stack) -> Iterator[StageBegun | Check
 
 
 def _run(probes: Sequence[Probe], stack: Stack, *, cast: bool) -> Iterator[StageBegun | CheckDone]:
-    """What draws in eval mode must not move the other probes."""
+    """Run the probes one by one. Random numbers of a model in eval mode must not move the other probes."""
     if not probes:
         return
     with exact(stack, cast=cast), ExitStack() as quiet:

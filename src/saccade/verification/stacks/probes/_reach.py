@@ -85,7 +85,7 @@ def _observed(stack: Stack) -> Iterator[Finding]:
 
 
 class Blindness(NamedTuple):
-    """What no output depends on, in words."""
+    """A token that outputs do not depend on, in words."""
 
     message: str
     effect: str
