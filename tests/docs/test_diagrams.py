@@ -23,7 +23,7 @@ def test_pictures_are_what_the_command_makes(name, tmp_path, capsys):
 
 
 def rounded(svg):
-    """An SVG without pixels, with coordinates to a thousandth of a point: matplotlib's last digits are the machine's."""
+    """An SVG without pixels, its coordinates to a thousandth of a point: the last digits depend on the machine."""
     return re.sub(r"\d+\.\d{4,}", lambda number: f"{float(number[0]):.3f}", without_pixels(svg))
 
 
