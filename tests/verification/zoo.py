@@ -227,7 +227,6 @@ EXPLAINED: dict[str, set[str]] = {
     "rwkv": {"mask-meaning", "robustness"},
     "encoder-decoder": {"causal-leak", "model"},
     "funnel": {"mixing", "robustness", "model"},
-    "zamba": {"model"},
     "zamba2": {"model"},
     "yoso": {"softmax", "gradients", "model"},
 }
