@@ -106,6 +106,5 @@ def _tested(given: Given, probes: Sequence[Probe]) -> Iterator[Message]:
         yield StackOpened("", (), 0, name, given.causal)
         yield CheckDone(Outcome("batch", "batch", _BATCH, "n/a", str(reason), measured=False), ())
     except TargetError as error:
-        yield CheckDone(
-            Outcome("batch", "batch", _BATCH, "failed", "a call of it raised an error"), (raised("batch", error),)
-        )
+        outcome = Outcome("batch", "batch", _BATCH, "n/a", "a call of it raised an error", measured=False)
+        yield CheckDone(outcome, (raised("batch", error),))
