@@ -184,6 +184,16 @@ def test_heads_and_labels(saved):
             models.load(folder, **options)
 
 
+def test_as_many_classes_as_tokens(saved):
+    """Fails where logits of texts (B, K) are taken for those of tokens, and set to 0 at padding."""
+    sizes = dict(vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=40)
+    config = transformers.GPTNeoXConfig(**sizes, num_labels=IDS.shape[1], pad_token_id=0)
+    model = models.load(saved(transformers.GPTNeoXForSequenceClassification(config)))
+    real = torch.ones_like(IDS)
+    real[0, 7:] = 0
+    assert bool((model(IDS, real).logits != 0).all())
+
+
 def test_parameters_that_are_missing_and_tensors_that_are_not_used(neox, tmp_path, meta_device):
     from safetensors.torch import load_file, save_file
 

@@ -11,7 +11,7 @@ from stacks.dense import VOCABULARY, Dense, packed
 from torch import nn
 
 import saccade
-from saccade.verification.stacks import _bounds
+from saccade.verification.stacks import _bounds, _state
 
 
 class Caches(Dense):
@@ -131,3 +131,18 @@ def test_tables_of_other_kinds_are_neither_copied_nor_read():
     model = Dense()
     model.classes = Lazy({})
     assert saccade.verify_stack(model).ok
+
+
+def test_weights_are_given_back_however_much_data_a_function_holds(monkeypatch):
+    """Fails where the walk ends, at its limit, among the data before it reaches the weights."""
+    monkeypatch.setattr(_state, "_MOST", 9)
+    model, data = Dense(), [[word] for word in range(50)]
+
+    def batch(documents):
+        assert data
+        return packed(documents)
+
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    saccade.verify_stack(model, pack=batch)
+    after = [*model.parameters()]
+    assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(before, after, strict=True))

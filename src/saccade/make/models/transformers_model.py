@@ -344,7 +344,8 @@ def _named(output: Any, mask: Tensor | None, encoder_mask: Tensor | None) -> Mod
     if "last_hidden_state" not in values and values.get("hidden_states"):
         values["last_hidden_state"] = values["hidden_states"][-1]
     for name, value in values.items():
-        if name in _OF_TOKENS:
+        of_texts = name == "logits" and isinstance(value, Tensor) and value.dim() == 2  # of classes
+        if name in _OF_TOKENS and not of_texts:
             values[name] = _zeroed(value, encoder_mask if name.startswith("encoder_") else mask)
     ours = {name: value for name, value in values.items() if name in _FIELDS}
     others = {name: value for name, value in values.items() if name not in _FIELDS}

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..findings._finding import Unmeasured
 
 Documents = list[list[int]]
+_BACK = 1000  # steps back in a search for places that do not overlap
 IDS = ("input_ids", "tokens", "ids", "idx", "x", "decoder_input_ids")
 
 
@@ -152,22 +153,35 @@ def located(inputs: Any, documents: Documents) -> list[Place]:
     for document, found in zip(documents, places, strict=True):
         if not found:
             raise Unmeasured(f"the inputs do not hold the document {document} in one piece")
-    together = _apart(places, set())
+    # The longest first: they stand in few places, and short documents within them, too.
+    order = sorted(range(len(documents)), key=lambda at: (-len(documents[at]), len(places[at])))
+    together = _apart([places[at] for at in order])
     if together is None:
         raise Unmeasured(f"the inputs do not hold all of the documents {documents}, each in one piece")
-    return together
+    return [place for _, place in sorted(zip(order, together, strict=True))]
 
 
-def _apart(places: list[list[Place]], taken: set[tuple[int, int]]) -> list[Place] | None:
-    """One place for each document, the first ones that do not overlap; None if there are none."""
-    if not places:
-        return []
-    for place in places[0]:
-        if not taken & (cells := _cells(place)):
-            others = _apart(places[1:], taken | cells)
-            if others is not None:
-                return [place, *others]
-    return None
+def _apart(places: list[list[Place]]) -> list[Place] | None:
+    """One place for each document, the first ones that do not overlap; None if the search has no end in sight."""
+    tried = [0] * len(places)  # the number of places that were tried for each document
+    chosen: list[Place] = []
+    taken: set[tuple[int, int]] = set()
+    back = 0
+    while len(chosen) < len(places):
+        at = len(chosen)
+        free = (n for n in range(tried[at], len(places[at])) if not taken & _cells(places[at][n]))
+        found = next(free, None)
+        if found is not None:
+            tried[at] = found + 1
+            chosen.append(places[at][found])
+            taken |= _cells(chosen[-1])
+        elif at == 0 or back == _BACK:
+            return None
+        else:
+            tried[at] = 0
+            taken -= _cells(chosen.pop())
+            back += 1
+    return chosen
 
 
 def _cells(place: Place) -> set[tuple[int, int]]:

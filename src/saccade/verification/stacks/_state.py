@@ -18,7 +18,7 @@ from ...support._seeding import seeded
 
 _PLAIN = (int, float, str, bytes, bool, type(None), torch.dtype, torch.device)
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}  # others may load, count or refuse when copied
-_MOST = 50_000  # objects; modules come first, so that data sets of a trainer are what is left out
+_MOST = 50_000  # objects beside weights: what is left out are data sets of a trainer
 _LONGEST = 10_000  # entries of a list or dict: longer ones are data
 _LARGEST = 2**28  # bytes of a tensor whose numbers are copied
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "transformers", "saccade"}
@@ -72,9 +72,15 @@ class _State:
         reached: dict[int, Any] = {}
         while waiting and len(reached) < _MOST:
             value = waiting.popleft()
-            if type(value) not in _PLAIN and id(value) not in reached:
-                reached[id(value)] = value
-                waiting.extend(self._held(value))
+            if type(value) in _PLAIN or id(value) in reached:
+                continue
+            reached[id(value)] = value
+            if isinstance(value, nn.Module):  # its weights whole, however many other objects there are
+                for tensor in (*value.parameters(), *value.buffers()):
+                    if id(tensor) not in reached:
+                        reached[id(tensor)] = tensor
+                        self._keep(tensor)
+            waiting.extend(self._held(value))
 
     def _held(self, value: Any) -> Iterable[Any]:
         """The objects that `value` holds; `value` itself is kept."""

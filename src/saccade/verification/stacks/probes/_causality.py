@@ -20,7 +20,7 @@ from .._documents import Documents, drawn, exchanged, located
 from .._lines import pattern_line
 from .._probe import Probe
 from .._shrink import smallest
-from .._stack import Stack
+from .._stack import Stack, padding_of
 
 _UNMASKED = "without attention_mask"
 # Kernels choose paths by length: one beyond each power of two, where tiles, chunks and buffers end.
@@ -55,8 +55,8 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
         paths[at], directions[path.name] = _typed(stack, measure, path, short)
     # A model may need its mask: nobody but this probe calls it without.
     paths = [path for path in paths if path.name != _UNMASKED or directions[path.name] != "raises"]
-    ways = {directions[path.name] for path in paths}
-    if stack.promises.causal is None and len(ways) == 1 and not ways & {"causal", "raises"}:
+    ways = {directions[path.name] for path in paths} - {"raises"}
+    if stack.promises.causal is None and len(ways) == 1 and "causal" not in ways:
         way = ways.pop()
         reason = Inapplicable if "bidirectional:" in way else Unmeasured
         raise reason(f"nothing says that it is causal (otherwise causal=True), and {way}")
@@ -73,7 +73,7 @@ def _paths(stack: Stack) -> Iterator[CallPath]:
 
     yield CallPath("as the batch is made", stack.batch)
     inputs = stack.batch(drawn(stack.vocabulary, [stack.length(5)]))
-    if isinstance(inputs, Mapping) and "attention_mask" in inputs and not stack.is_served:
+    if padding_of(inputs) is not None and not stack.is_served:  # other masks may be what makes it causal
         yield CallPath(_UNMASKED, unmasked)
     if stack.modules and not mixed_by(stack):
         yield CallPath("in train mode", stack.batch, lambda: training(stack))

@@ -20,7 +20,7 @@ from .._layer_rules import LayerRules, Pattern, configuration, narrowed, rules_o
 from .._lines import pattern_line
 from .._probe import Probe
 from .._shrink import smallest
-from .._stack import Stack
+from .._stack import Stack, padding_of
 
 _LENGTH = 23
 _FAINT = 1e-9  # of the largest change: less is rounding
@@ -187,7 +187,7 @@ def _inputs(stack: Stack, document: list[int]) -> Iterator[tuple[str, Any]]:
     if isinstance(types, Tensor) and len(types.unique()) > 1:
         raise Unmeasured("token_type_ids may mark tokens that see each other, which no configuration says")
     yield "as the batch is made", alone
-    if isinstance(alone, Mapping) and "attention_mask" in alone:
+    if padding_of(alone) is not None:
         yield "without attention_mask", {name: value for name, value in alone.items() if name != "attention_mask"}
     longer = stack.length(len(document) + 4)
     if stack.takes_padding and longer > len(document):
