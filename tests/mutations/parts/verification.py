@@ -106,7 +106,7 @@ FAULTS = (
     Fault(
         "time-limit",
         "src/saccade/verification/running/_child.py",
-        "deadline = time.monotonic() + self._seconds",
+        "deadline = time.monotonic() + (self._seconds if message.limited else _DAY)",
         "deadline = time.monotonic() + 60 * self._seconds",
         (TESTS + "test_child.py",),
         "A check that hangs is ended a minute late for each second.",

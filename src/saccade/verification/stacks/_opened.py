@@ -35,6 +35,7 @@ from ._state import kept
 
 _UNKNOWN = 31  # ids that are tried where nothing says how many there are
 _MOST = 499  # ids that documents are drawn from
+_LONG = 131  # tokens, more than probes give to a stack without windows
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,9 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
     )
     if scaled := rows_share_frequencies_until(stack):
         stack = replace(stack, longest=min(scaled, stack.longest or scaled))
+    if stack.longest is None and (longest := _longest(stack)) is not None:
+        words = f"a document has at most {longest} tokens, as a call with one more raises an error"
+        stack = replace(stack, longest=longest, assumed=(*stack.assumed, words))
     if given.batch is None and not known.masked and known.causal is None:
         stack = replace(stack, takes_padding=_ignores_later(stack))
     if given.batch is not None and not _pads(stack):
@@ -263,6 +267,26 @@ def _pads(stack: Stack) -> bool:
         except (TargetError, Inapplicable):
             made.append(False)
     return made != [False, True]
+
+
+def _longest(stack: Stack) -> int | None:
+    """The longest document that a call takes, where it takes fewer tokens than probes give; None where it takes
+    those, or not even a few."""
+
+    def works(length: int) -> bool:
+        try:
+            stack.run(stack.batch(drawn(stack.vocabulary, [length])))
+        except (Inapplicable, TargetError):
+            return False
+        return True
+
+    low, high = 7, _LONG
+    if works(high) or not works(low):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if works(middle) else (low, middle)
+    return low
 
 
 def _ignores_later(stack: Stack) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...findings._finding import Finding, Inapplicable
+from ...findings._finding import Finding, Inapplicable, TargetError
 from .._bounds import Measure
 from .._comparing import Compared, Comparison, refilled
 from .._documents import Documents, drawn, exchanged, ids_of, located
@@ -28,8 +29,12 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     # Kernels choose paths by width: one beyond a power of two, where tiles of a mask end.
     wide = drawn(stack.vocabulary, [stack.length(65), lengths[0]])
     comparison = Comparison(stack, measure, stack.batch)
-    for rows in (documents, documents[::-1], documents * 5, *([wide] if stack.takes_padding else [])):
-        if comparison.worst(rows) is not None:
+    many = documents * 5
+    for rows in (documents, documents[::-1], many, *([wide] if stack.takes_padding else [])):
+        worst = None
+        with suppress(*([TargetError] if rows is many else [])):  # a cache may hold a fixed number of rows
+            worst = comparison.worst(rows)
+        if worst is not None:
             yield _finding(comparison, rows)
             return
     if stack.left is not None:
