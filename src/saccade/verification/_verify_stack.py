@@ -115,6 +115,7 @@ def stack_report(
             case RequestError():
                 raise message.error
             case StageBegun():
+                start = time.perf_counter() if message.name == "calling" else start  # without what it takes to load
                 if progress is not None:
                     progress(len(outcomes), total, message.name)
             case StackOpened():

@@ -68,3 +68,21 @@ def test_a_second_stack_has_its_own_rounding():
         noisy.head.weight.mul_(1 + 3e-5)
     report = saccade.verify_stack(Dense(), second=Rounded(noisy))
     assert report.ok, report
+
+
+class Noisy(Dense):
+    """Noise as large as its outputs, in eval mode, too, and pairs of later tokens."""
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None):
+        out = super().forward(input_ids, attention_mask, position_ids)
+        return out + torch.randn_like(out) * out.std()
+
+    def pairs(self, length, attention_mask):
+        return torch.ones(length, length, dtype=torch.bool)
+
+
+def test_what_noise_hides_is_not_passed():
+    """Fails where a bound that is wider than all outputs lets every probe pass."""
+    report = saccade.verify_stack(Noisy(), causal=True)
+    statuses = {outcome.name: outcome.status for outcome in report.outcomes}
+    assert statuses["determinism"] == "failed" and statuses["causality"] == statuses["batch"] == "n/a"

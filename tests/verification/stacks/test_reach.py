@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from stacks.dense import Dense
 from stacks.layered import Attention, Layered, causal, found, window
 from torch import nn
 
@@ -118,3 +119,31 @@ def test_what_could_not_be_observed_is_said():
     outcome = {outcome.name: outcome for outcome in report.outcomes}["reach"]
     assert (outcome.status, outcome.measured) == ("n/a", False)
     assert "could be observed" in outcome.reason
+
+
+@pytest.mark.parametrize("reach", [7, 8])
+def test_both_ways_to_count_a_bidirectional_window(reach):
+    """Fails where of the two, with and without the query's own key, one is an error."""
+
+    class Both(Dense):
+        def pairs(self, length, attention_mask):
+            places = torch.arange(length)
+            allowed = (places[:, None] - places).abs() <= reach
+            return allowed if attention_mask is None else allowed & attention_mask[:, None, None].bool()
+
+    report = saccade.verify_stack(Both(), causal=False, window=8)
+    assert not [finding for finding in report.findings if finding.probe == "reach"], report
+
+
+def test_a_layer_of_local_and_global_heads():
+    """Fails where all heads of a layer must have one pattern."""
+
+    class Mixed(Dense):
+        def pairs(self, length, attention_mask):
+            allowed = super().pairs(length, attention_mask).expand(1, 3, length, length).clone()
+            places = torch.arange(length)
+            allowed[:, 1] &= places[:, None] - places < 8
+            return allowed
+
+    report = saccade.verify_stack(Mixed(), causal=True, window=8)
+    assert not [finding for finding in report.findings if finding.probe == "reach"], report

@@ -57,10 +57,11 @@ class Measure:
     @property
     def hides(self) -> str:
         """Why faults may be within the bound, "" where they cannot: most are as large as the effect of a token."""
-        if self.dtype in (torch.float64, torch.float32) or self.bound <= self.effect / 2:
+        if self.bound <= self.effect / 2:
             return ""
-        name = str(self.dtype).removeprefix("torch.")
-        return f"rounding in {name} may hide faults: up to {self.bound:.2g}, and a token's effect is {self.effect:.2g}"
+        wide = self.dtype in (torch.float64, torch.float32)
+        cause = "noise" if wide else f"rounding in {str(self.dtype).removeprefix('torch.')}"
+        return f"{cause} may hide faults: up to {self.bound:.2g}, and a token's effect is {self.effect:.2g}"
 
     def compare(self, out: Tensor, reference: Tensor) -> Difference | None:
         """The difference of two outputs (L, V), None within the bound. NaN counts as infinite beside a number."""
@@ -93,14 +94,17 @@ def measured(stack: Stack) -> Measure:
     again, *changed = (_largest_gap(first, outs) for outs in others)
     # A row that depends on its neighbours is no rounding: what other orders and sizes change counts up to a limit.
     rounding = max(again, min(max(changed), _least(dtype)))
-    if dtype in (torch.float64, torch.float32):
-        return Measure(max(_least(dtype), _TIMES * rounding), dtype, rounding)
-    with seeded(0), _shaken(stack):
-        rounding = max(rounding, _largest_gap(first, _outputs(stack, documents)))
+    if dtype in (torch.float64, torch.float32) and _TIMES * rounding <= _least(dtype):
+        return Measure(_least(dtype), dtype, rounding)
+    times = _TIMES
+    if dtype not in (torch.float64, torch.float32):
+        times = _TIMES_HALF
+        with seeded(0), _shaken(stack):
+            rounding = max(rounding, _largest_gap(first, _outputs(stack, documents)))
     [other] = _outputs(stack, [exchanged(documents[0], stack.vocabulary, 2, 3)])
     kept_rows = [at for at in range(len(documents[0])) if at != 2]
     effect = _largest_gap([first[0][kept_rows]], [other[kept_rows]])
-    return Measure(max(_least(dtype), _TIMES_HALF * rounding), dtype, rounding, effect)
+    return Measure(max(_least(dtype), times * rounding), dtype, rounding, effect)
 
 
 def _measured_served(stack: Stack, documents: Documents) -> Measure:

@@ -33,12 +33,12 @@ class Pattern:
 class LayerRules:
     """Patterns that each layer may have, by its number; those of `others` for layers without a number of their own.
 
-    `needed`: a pattern that at least one layer has.
+    `needed`: patterns of which at least one head has one.
     """
 
     layers: Mapping[int, tuple[Pattern, ...]]
     others: tuple[Pattern, ...] = ()
-    needed: Pattern | None = None
+    needed: tuple[Pattern, ...] = ()
 
     def of(self, layer: int) -> tuple[Pattern, ...]:
         return self.layers.get(layer, self.others)
@@ -107,7 +107,7 @@ def rules_of(stack: Stack) -> LayerRules | None:
     if width is None:
         return None
     windows = _windows(width, causal, argument)
-    return LayerRules({}, (*windows, _full(causal)), windows[0])
+    return LayerRules({}, (*windows, _full(causal)), windows)
 
 
 def configuration(stack: Stack) -> Any:

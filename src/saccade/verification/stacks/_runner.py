@@ -18,7 +18,7 @@ from ..findings._finding import (
     Unmeasured,
 )
 from ..findings._locate import error_in_words
-from ..findings._words import plain
+from ..findings._words import MEMORY_WORDS, plain
 from ._bounds import Measure, NoDropout, exact, measured
 from ._probe import Probe
 from ._stack import Stack
@@ -74,6 +74,8 @@ def _findings(probe: Probe, stack: Stack, measure: Measure) -> tuple[list[Findin
     except Inapplicable as reason:
         return findings, "" if findings else str(reason), True
     except TargetError as error:
+        if any(words in error.error.lower() for words in MEMORY_WORDS):  # copies and gradients of ours need it
+            return findings, "not measured: it needs more memory than there is", bool(findings)
         return [*findings, raised(probe.name, error)], "a call of it raised an error", True
     except Exception as error:  # of the user's own functions, or ours: the other probes go on
         own = Finding(

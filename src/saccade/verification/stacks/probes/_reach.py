@@ -113,7 +113,7 @@ def _blindness(stack: Stack, measure: Measure, document: list[int]) -> Blindness
     inputs = stack.batch([document, *changed])
     out = stack.run(inputs)
     before, *after = (out[place.row, place.columns] for place in located(inputs, [document, *changed]))
-    apart = (torch.stack(after, 1) - before[:, None]).abs().nan_to_num(nan=float("inf")).amax(-1)  # (L, L)
+    apart = (torch.stack(after, 1) - before[:, None]).abs().nan_to_num(nan=float("inf")).amax(-1).cpu()  # (L, L)
     depends = apart > (_FAINT * float(apart.max()) if measure.dtype == torch.float64 else 0.0)
     own = torch.eye(len(document), dtype=torch.bool)
     if not bool((depends & ~own).any()):
@@ -208,8 +208,8 @@ def _layers(stack: Stack, inputs: Any, document: list[int], unobserved: dict[str
         LayerPairs(
             call.name,
             call.layer,
-            call.pairs[place.row, :, place.columns, place.columns],
-            call.weights[place.row, :, place.columns].sum(-1),
+            call.pairs[place.row, :, place.columns, place.columns].cpu(),
+            call.weights[place.row, :, place.columns].sum(-1).cpu(),
             call.is_explained,
         )
         for call in seen.calls
@@ -232,31 +232,35 @@ def _unlike_rules(stack: Stack, rules: LayerRules | None, paths: list[Path], doc
     if wrong:
         yield _as_finding(wrong, paths, document)
         return
-    needed = rules.needed
-    if needed is not None and needed.width is not None and needed.width < len(document):
-        for path in paths:
-            if path.layers and not any(_fits(layer, needed) for layer in path.layers):
-                layer = path.layers[0]
-                place = _place(path.name, layer, needed)
-                assert place is not None
-                yield _as_finding([place], paths, document)
-                return
+    needed = [pattern for pattern in rules.needed if (pattern.width or len(document)) < len(document)]
+    for path in paths if needed else ():
+        if path.layers and not any(_fits(layer, pattern) for layer in path.layers for pattern in needed):
+            place = _place(path.name, path.layers[0], needed[0])
+            assert place is not None
+            yield _as_finding([place], paths, document)
+            return
 
 
 def _fits(layer: LayerPairs, pattern: Pattern) -> bool:
-    return bool((layer.pairs == pattern.pairs(layer.pairs.shape[-1])).all())
+    """Whether a head of the layer has this pattern."""
+    return bool((layer.pairs == pattern.pairs(layer.pairs.shape[-1])).all(-1).all(-1).any())
 
 
 def _wrong(path: str, layer: LayerPairs, patterns: tuple[Pattern, ...]) -> Wrong | None:
     """The wrong pair that needs the fewest tokens, of the pattern that is nearest; None if each head fits one."""
-    places = [_place(path, layer, pattern) for pattern in patterns]
-    if any(place is None for place in places):
+    lengths = layer.pairs.shape[-1]
+    fitting = torch.stack([(layer.pairs == pattern.pairs(lengths)).all(-1).all(-1) for pattern in patterns]).any(0)
+    if bool(fitting.all()):
         return None
+    places = [_place(path, layer, pattern, ~fitting) for pattern in patterns]
     return min((place for place in places if place is not None), key=lambda place: place.share)
 
 
-def _place(path: str, layer: LayerPairs, pattern: Pattern) -> Wrong | None:
+def _place(path: str, layer: LayerPairs, pattern: Pattern, heads: Tensor | None = None) -> Wrong | None:
+    """The first wrong pair in one of these heads (H,), of all by default."""
     differ = layer.pairs != pattern.pairs(layer.pairs.shape[-1])
+    if heads is not None:
+        differ = differ & heads[:, None, None]
     if not bool(differ.any()):
         return None
     head, query, key = min(differ.nonzero().tolist(), key=lambda at: (max(at[1:]), at[0]))
