@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -297,3 +298,35 @@ def test_a_llama_in_gguf_needs_its_package(tmp_path):
         file = gguf_files.write(tmp_path / "model.gguf", gguf_files.tiny(), **{"general.architecture": "llama"})
         with pytest.raises(ModuleNotFoundError, match="a GGUF file of llama needs gguf, which is not installed: pip"):
             models.load(file)
+
+
+def test_loads_that_overlap_stay_contained():
+    """Fails where the end of the first load switches the hub and its kernels on for the second."""
+    from transformers.integrations import hub_kernels
+
+    from saccade.make.models.checkpoints.transformers_reading import contained
+
+    before = hub_kernels.get_kernel
+    inside, ended = threading.Event(), threading.Event()
+
+    def second():
+        with contained():
+            inside.set()
+            with pytest.raises(ImportError, match="code on the hub"):
+                hub_kernels.get_kernel("org/name")
+        ended.set()
+
+    with contained():
+        other = threading.Thread(target=second)
+        other.start()
+        assert not inside.wait(0.1)
+    assert ended.wait(60)
+    other.join()
+    assert hub_kernels.get_kernel is before
+
+
+def test_inputs_for_each_token_do_not_stay_where_padding_moves(neox):
+    model, real = models.load(neox), torch.ones_like(IDS)
+    real[0, 7:] = 0
+    with pytest.raises(ValueError, match="position_ids: has an entry for each token"):
+        model.generate(IDS, real, position_ids=real.cumsum(1), max_new_tokens=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -84,6 +85,12 @@ def _opened(
     def is_new(name: str) -> bool:
         return (head is not None and not name.startswith(prefix)) or name in axes
 
+    if header is not None and header.unread:
+        warnings.warn(
+            f"{folder / (gguf or '')}: {', '.join(header.unread)}: transformers does not read it, so rotary "
+            "frequencies are not scaled, and outputs differ from those of llama.cpp",
+            stacklevel=2,
+        )
     read = read_weights(kind, config, folder, dtype=dtype, gguf=gguf, is_new=is_new if new else None)
     module = read.module.to(device or "cpu")
     drawn = [name for name in axes if rows == () and name not in read.initialised]

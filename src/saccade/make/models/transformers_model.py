@@ -165,6 +165,12 @@ class TransformersModel(Model):
             attention_mask = self._real(input_ids) if attention_mask is None else attention_mask
         if is_text and attention_mask is not None and not self._is_pair:
             prompts, attention_mask = padded_on_the_left(input_ids, attention_mask)
+            moved = [name for name, value in inputs.items() if getattr(value, "shape", ())[:2] == input_ids.shape]
+            if moved and not torch.equal(prompts, input_ids):
+                raise ValueError(
+                    f"{moved[0]}: has an entry for each token, and padding on the right is moved to the left; pad the "
+                    "prompts on the left"
+                )
         if is_text and not self._is_pair:
             room = self.room_after(prompts.shape[1], max_new_tokens)
             if room < max_new_tokens:

@@ -6,7 +6,7 @@ Shape legend: R rows, L length, V width of an output: the vocabulary, or the mod
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -113,9 +113,6 @@ class Stack:
     def length(self, wanted: int) -> int:
         """`wanted`, or the longest document that the model takes."""
         return min(wanted, self.longest or wanted)
-
-    def with_batch(self, batch: Callable[[Documents], Any]) -> Stack:
-        return replace(self, batch=batch)
 
 
 def per_token(returned: Any, ids: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import inspect
 import math
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -317,9 +318,22 @@ def _memory() -> int:
         return 2**50
 
 
+_CONTAINED = threading.RLock()  # the switches are those of the whole process: two loads take turns
+
+
+def _no_kernel(name: str, **_: Any) -> Any:
+    raise ImportError(f"{name} is code on the hub, which is not run")
+
+
 @contextmanager
 def contained() -> Iterator[None]:
     """Block requests to the hub and kernels from its cache, and switch off progress bars and messages."""
+    with _CONTAINED, _switched():
+        yield
+
+
+@contextmanager
+def _switched() -> Iterator[None]:
     from huggingface_hub import constants
     from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
@@ -328,7 +342,7 @@ def contained() -> Iterator[None]:
     with suppress(ImportError):
         from transformers.integrations import hub_kernels
 
-        switches.append((hub_kernels, "_kernels_enabled", False))
+        switches += [(hub_kernels, "_kernels_enabled", False), (hub_kernels, "get_kernel", _no_kernel)]
     with suppress(ImportError):
         from transformers.integrations.gguf import kernels
 
