@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from stacks.dense import Dense
+import transformers
+from stacks.dense import VOCABULARY, Dense
 from stacks.layered import Attention, Layered, causal, found, window
 from torch import nn
+from transformers.modeling_outputs import CausalLMOutput
 
 import saccade
 
@@ -146,3 +148,22 @@ def test_a_layer_of_local_and_global_heads():
 
     report = saccade.verify_stack(Mixed(), causal=True, window=8)
     assert {outcome.name: outcome.status for outcome in report.outcomes}["reach"] == "passed", report
+
+
+def test_a_width_that_a_layer_has_copied():
+    """Fails where the configuration's window is narrowed and the layer's copy is not: a right one is accused."""
+
+    class Copied(transformers.PreTrainedModel):
+        config_class = transformers.MistralConfig
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.inner = Dense(window=config.sliding_window)
+
+        def forward(self, input_ids, attention_mask=None, position_ids=None):
+            return CausalLMOutput(logits=self.inner(input_ids, attention_mask, position_ids))
+
+    config = transformers.MistralConfig(vocab_size=VOCABULARY, hidden_size=24, sliding_window=2048)
+    report = saccade.verify_stack(Copied(config), causal=True)
+    assert not report.errors, report
+    assert {outcome.name: outcome.status for outcome in report.outcomes}["causality"] == "passed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -189,9 +190,13 @@ def heads_of(config: Any) -> tuple[int | None, int | None]:
 def _vocabulary(module: Any) -> int:
     """The tokens that both its encoder and its decoder know, where it has the two."""
     decoder = module.get_decoder() if getattr(module.config, "is_encoder_decoder", False) else None
-    tables = [module.get_input_embeddings(), getattr(decoder, "embed_tokens", None)]
+    tables = [getattr(decoder, "embed_tokens", None)]
+    with suppress(NotImplementedError):  # a user's model, whose table has a name of its own
+        tables.append(module.get_input_embeddings())
     weights = [getattr(part, "weight", None) for part in tables if not isinstance(part, nn.Linear)]
     sizes = [len(tensor) for tensor in weights if isinstance(tensor, Tensor) and tensor.dim() == 2]
+    if not sizes and tables == [None] and isinstance(size := getattr(module.config, "vocab_size", None), int):
+        return size
     if not sizes:
         raise Undecided(f"{type(module).__name__} reads no tokens of a text")
     return min(sizes)
