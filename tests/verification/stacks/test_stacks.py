@@ -125,3 +125,20 @@ class ReadsImages(nn.Module):
 def test_a_model_of_images_is_refused_by_its_input():
     with pytest.raises(TypeError, match="expected a model of token ids, got ReadsImages, which reads pixel_values"):
         saccade.verify_stack(ReadsImages())
+
+
+class BeginsAtZero(Dense):
+    """Its output projection is 0 before the first step, so that no output depends on another token."""
+
+    def __init__(self):
+        super().__init__()
+        nn.init.zeros_(self.out.weight)
+
+
+def test_projections_that_begin_at_zero_hide_no_fault():
+    """Fails where a model is tested as it begins: documents that see each other have no effect yet."""
+    assert saccade.verify_stack(BeginsAtZero(), pack=packed, causal=True).ok
+    model = BeginsAtZero()
+    report = saccade.verify_stack(model, pack=lambda documents: packed(documents)["input_ids"], causal=True)
+    assert "packing" in [finding.probe for finding in report.errors]
+    assert not model.out.weight.any()

@@ -168,6 +168,7 @@ def exact(stack: Stack, *, cast: bool = True) -> Iterator[None]:
         within.enter_context(kept(*stack.holders))
         for module in stack.modules:
             module.eval()
+        _draw_zeros(stack)
         wider = [dtype for dtype in (torch.float64, torch.float32) if cast and _can_be(stack, dtype)]
         if wider:
             with kept(*stack.holders):
@@ -179,6 +180,14 @@ def exact(stack: Stack, *, cast: bool = True) -> Iterator[None]:
                 break
             change.close()
         yield
+
+
+def _draw_zeros(stack: Stack) -> None:
+    """Draw the weights that are all 0: projections and gates that begin so hide everything before them."""
+    for _, weight in stack.zeros():
+        generator = torch.Generator().manual_seed(weight.numel())
+        drawn = torch.randn(weight.shape, generator=generator) / max(weight.shape[-1:].numel(), 1) ** 0.5
+        weight.data = drawn.to(weight)
 
 
 def _can_be(stack: Stack, dtype: torch.dtype) -> bool:

@@ -224,6 +224,9 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
                 return known.model(*places, **inputs)
 
         stack = replace(stack, second=replace(stack, name=f"its {known.other.name} attention", model=switched))
+    if zeros := stack.zeros():
+        words = f"weights that are all 0, such as {zeros[0][0]}, are drawn while it is tested"
+        stack = replace(stack, assumed=(*stack.assumed, words))
     return stack
 
 

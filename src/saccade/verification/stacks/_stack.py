@@ -76,6 +76,20 @@ class Stack:
         decoders = tuple(decoder.decode for decoder in self.decoders)
         return (*self.modules, self.model, self.batch, self.pack, self.step, self.generate, *decoders)
 
+    def zeros(self) -> list[tuple[str, nn.Parameter]]:
+        """Weights that are to learn and are all 0, by name. None where others may hold copies of them: a second model,
+        or a decoder of the user's."""
+        if (self.second is not None and self.second.module is not self.module) or any(
+            decoder.is_given for decoder in self.decoders
+        ):
+            return []
+        named = (part for module in self.modules for part in module.named_parameters())
+        return [
+            (name, weight)
+            for name, weight in named
+            if weight.requires_grad and not name.endswith("bias") and not bool(weight.any())
+        ]
+
     def run(self, inputs: Any, **more: Any) -> Tensor:
         """The output (R, L, V) of one call, as a copy without a graph.
 
