@@ -99,7 +99,7 @@ def modernbert() -> dict[str, Any]:
 
 STACKS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
     "gpt": ("a tiny GPT-2, packed", gpt),
-    "trainer": ("a Trainer that joins documents, Llama", trainer),
+    "trainer": ("a Trainer that packs by position_ids, Llama", trainer),
     "gpt-oss": ("GPT-OSS, tiny: sinks, every other layer a window", gpt_oss),
     "modernbert": ("ModernBERT, tiny: every third layer sees everything", modernbert),
     "minilm": ("MiniLM-L6, published weights, with its tokenizer", minilm),
