@@ -127,7 +127,7 @@ def measure(name: str, threads: int) -> dict[str, Any]:
         "seconds": report.seconds,
         "memory": (_resident() - before) / MIB,
         "model": 4 * parameters / MIB,
-        "short": next((words for words in report.assumed if "layers" in words), "full depth"),
+        "short": next((words for words in report.assumed if words.startswith("it is large")), "full depth"),
         "findings": [f"{error.check}: {error.message}" for error in report.errors],
     }
 

@@ -77,6 +77,14 @@ def test_parameters_are_shared():
     assert first is whole.model.layers[0].self_attn.q_proj.weight
 
 
+def test_a_model_of_few_parameters_keeps_its_layers_and_not_its_tokens():
+    whole = gemma(["full_attention"] * 4)
+    count = sum(parameter.numel() for parameter in whole.parameters())
+    short, (words,) = _shortened.shortened(whole, whole=count)
+    assert len(short.model.layers) == 4 and "19 of 97 tokens" in words and "layers" not in words
+    assert len(_shortened.shortened(whole, whole=count - 1)[0].model.layers) == 2
+
+
 def test_a_layer_that_differs_from_the_others_stays():
     class Leaky(nn.Linear):
         pass

@@ -34,6 +34,7 @@ from ._stack import Decode, Decoder, Generate, Promises, Stack
 from ._state import kept
 
 _UNKNOWN = 31  # ids that are tried where nothing says how many there are
+_WHOLE = 300_000_000  # parameters: of larger models not all layers are tested
 _MOST = 499  # ids that documents are drawn from
 _LONG = 131  # tokens, more than probes give to a stack without windows
 
@@ -84,7 +85,7 @@ def opened(given: Given) -> Stack:
     functions = (given.decode, given.step, given.batch, given.pack)
     with kept(given.model, *functions, given.second):
         if isinstance(given.model, nn.Module) and not any(modules_of((*functions, given.second))):
-            short, words = shortened(given.model)
+            short, words = shortened(given.model, whole=_WHOLE)
             if words and _takes(short, given):
                 given = replace(given, model=short, words=(*given.words, *words))
         modules = tuple(modules_of((given.model, *functions)))

@@ -28,20 +28,21 @@ class LoadedModel:
     assumed: tuple[str, ...] = ()
 
 
-def shortened(target: Any) -> tuple[Any, tuple[str, ...]]:
+def shortened(target: Any, *, whole: int = 0) -> tuple[Any, tuple[str, ...]]:
     """(the model, or a shorter one, what was left out in words).
 
-    Of repeated layers the first of each kind stays, or the first two if all are of one kind. The caller
-    must test whether the shorter model can still be called.
+    Of repeated layers the first of each kind stays, or the first two if all are of one kind; a model of at most `whole`
+    parameters keeps all. The caller must test whether the shorter model can still be called.
     """
     if isinstance(target, LoadedModel):
-        model, words = shortened(target.model)
+        model, words = shortened(target.model, whole=whole)
         return replace(target, model=model), words
     if not isinstance(target, nn.Module) or isinstance(target, torch.jit.ScriptModule) or size_of(target) < LARGE:
         return target, ()
     try:
         short = copied(target, shared=(*target.parameters(), *target.buffers()))
-        words = (*_without_layers(short), *_without_tokens(short))
+        small = sum(parameter.numel() for parameter in target.parameters()) <= whole
+        words = (*(() if small else _without_layers(short)), *_without_tokens(short))
     except Exception:  # whatever a foreign model's own copying or attributes raise: it is tested whole
         return target, ()
     return (short, (f"it is large: {joined(words)} are tested, the others are alike",)) if words else (target, ())
