@@ -335,7 +335,8 @@ def models(tmp_path_factory):
 
 @pytest.mark.parametrize("name", slow_but(["gpt2", "falcon"], "falcon"))
 def test_the_loss_is_that_of_transformers(capsys, models, name):
-    """gpt2 runs with Saccade's blocks, falcon with transformers' own, whose head is opened for it."""
+    """gpt2 runs with Saccade's blocks, falcon with transformers' own, whose head is opened for it: logits are split, and
+    pairs explained, of either."""
     text = "The cat sat on the mat."
     found = numbers(capsys, text, "--model", models / name)
     tokenizer = transformers.AutoTokenizer.from_pretrained(models / name)
@@ -344,13 +345,12 @@ def test_the_loss_is_that_of_transformers(capsys, models, name):
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         assert found["importance"]["loss"] == pytest.approx(float(model(ids, labels=ids).loss), rel=1e-4)
-    assert (found["attribution"] is None) == (name == "falcon")
-    if name == "falcon":
-        out = " ".join(run(capsys, text, "--model", models / name)[1].split())
-        assert "No direct logit attribution: " in out and "runs with code of transformers" in out
-        assert "runs with code of transformers" in refused(
-            capsys, text, "--model", models / name, "--why", "sat", "cat"
-        )
+    attribution = found["attribution"]
+    with torch.no_grad():
+        row = model(ids).logits[0, -1]
+    assert attribution["logit"] == pytest.approx(float(row[attribution["target"]["id"]]), rel=1e-4)
+    assert abs(attribution["remainder"]) < 1e-4
+    assert run(capsys, text, "--model", models / name, "--why", "sat", "cat")[0] == 0
 
 
 def test_a_masked_model_has_a_pseudo_loss(capsys, models):

@@ -166,7 +166,7 @@ def _important(opened: TextModel, text: str, question: QuestionOptions, how: How
     from ..see.analysis.tables import shown_progress
     from ._parts._heads_measured import importance, why_offered
 
-    with why_offered(opened), shown_progress("heads", quiet=quiet) as progress:
+    with why_offered(), shown_progress("heads", quiet=quiet) as progress:
         return importance(opened, text, how.by or "gradient", how.target, progress, alone=question.importance)
 
 
@@ -179,7 +179,7 @@ def _patched(opened: TextModel, text: str, other: str, how: HowOptions, *, quiet
         corrupted = text_or_file(other).text
     except UserError as error:
         raise UserError(f"--patch: {error}") from error
-    with why_offered(opened), shown_progress("heads", quiet=quiet) as progress:
+    with why_offered(), shown_progress("heads", quiet=quiet) as progress:
         return patched(opened, text, corrupted, how.by, how.target, how.positions, progress)
 
 

@@ -62,15 +62,14 @@ def _told_as_options() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def why_offered(model: TextModel) -> Iterator[None]:
+def why_offered() -> Iterator[None]:
     """A block whose error about a model without a head for tokens names the option that needs no such head."""
     from ...see.inspection._predicting import NoTokenHead
 
     try:
         yield
     except NoTokenHead as error:
-        offer = "" if model.stack is None else "; --why WORD WORD needs no such head"
-        raise UserError(f"{error}{offer}") from error
+        raise UserError(f"{error}; --why WORD WORD needs no such head") from error
 
 
 @_told_as_options()
@@ -129,12 +128,11 @@ def _parts(losses: Tensor) -> Tensor:
 def _attributed(
     model: TextModel, predictor: Predictor, given: ReadText, wanted: Sequence[int]
 ) -> tuple[Attribution | None, str]:
-    """The attribution of a text, and "". None and the reason if the model is not made of Saccade's blocks, or if a
-    masked model's text has no mask."""
+    """The attribution of a text, and "". None and the reason if what the model adds up is not found, or if a masked
+    model's text has no mask."""
     from ... import attribute
+    from ...see.attribution._traced_run import NoStream
 
-    if model.stack is None:
-        return None, f"{model.name} runs with code of transformers, which has no family of Saccade's"
     try:
         place = predictor.predicting(given.ids)
     except ValueError as error:
@@ -142,7 +140,10 @@ def _attributed(
             raise
         return None, str(error).removeprefix("text: ")
     chosen, other = [*wanted, None, None][:2]
-    return attribute(model, given.text, chosen, against=other, position=place), ""
+    try:
+        return attribute(model, given.text, chosen, against=other, position=place), ""
+    except NoStream as error:
+        return None, str(error).removeprefix("model: ")
 
 
 def _loss_of(predictor: Predictor, given: ReadText) -> str:
@@ -199,11 +200,6 @@ def explained(
     from ... import why_attends
     from ...see.viewer import heads as shown
 
-    if model.stack is None:
-        raise UserError(
-            f"--why: {model.name} runs with code of transformers, whose parts are not known; expected the embedded "
-            "model or a family that saccade.models.load opens"
-        )
     found = why_attends(model, text, *words, head=head, against=against)
     if not found.visible:
         raise UserError(

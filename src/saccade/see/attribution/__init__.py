@@ -1,9 +1,9 @@
 """What the parts of a model contribute: logits as sums over heads and layers, and effects of single heads.
 
-Begin with `_steps.py`, the mathematics of sums, then `_residual.py`. `_importance.py` measures how much the loss
-depends on each head, `_patching.py` which heads carry the difference between two inputs. Both run the model with edits
-of its calls (`_runs.py`) and give a number for each head (`_heads.py`). Names are imported when they are first used, as
-those of `saccade` are.
+Begin with `_traced_run.py` and `_stream.py`, which find what is added up, then `_contributions.py`. `_importance.py`
+measures how much the loss depends on each head, `_patching.py` which heads carry the difference between two inputs.
+Both run the model with edits of its calls (`_runs.py`) and give a number for each head (`_heads.py`). Names are
+imported when they are first used, as those of `saccade` are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOMES = {
     "Agreement": "_patching_result",
     "Attribution": "_logits",
     "CallHeads": "_heads",
-    "Component": "_steps",
+    "Component": "_components",
     "Head": "_heads",
     "HeadImportance": "_importance_result",
     "HeadValues": "_heads",
@@ -42,6 +42,7 @@ RENAMED = {"HeadMap": "HeadValues"}
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ._components import Component as Component
     from ._heads import CallHeads, Head as Head, HeadValues
     from ._importance import head_importance
     from ._importance_result import HeadImportance, Removal as Removal
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from ._patching import patching
     from ._patching_result import Agreement as Agreement, Patching
     from ._questions import attribute, why_attends
-    from ._steps import Component as Component
     from ._why import WhyAttends
 else:
     from ...support._lazy_names import lazy_names

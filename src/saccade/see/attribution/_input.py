@@ -5,28 +5,28 @@ Shape legend: L tokens with the special ones, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...make.models import LanguageModel, Model
+from ...make.models import LanguageModel, Model, TransformersModel
 from ...make.models.inputs import check_ids
 from ...make.models.output_heads import ItemHead, TokenHead, VocabularyHead
 from ...make.models.text.decoder import TextDecoder
 from ...make.models.text.encoder import TextEncoder
 from ...make.models.text.encoder_decoder import EncoderDecoder
-from ..inspection import TextModel, Word, as_text_model
+from ..inspection import TextModel, Word, as_predictor, as_text_model
 from ..inspection._collect import read
-from ..inspection._models import SaccadeModel
 from ..inspection._steps._chosen_word import find_word
-from ._record import Embedding, ResidualModel, Vocabulary
-from ._steps import Diagonal, Step, applied, matrix_step, norm_steps
 
 _NO_HEAD = "it has no head that gives logits of tokens; `why_attends` needs none"
+_ENCODER = "the encoder of an encoder-decoder gives no logits; `why_attends` needs none"
+_HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +34,19 @@ class Input:
     """One text as a model reads it.
 
     Attributes:
+        module: in float32 at least.
+        run: reads ids with the module, and returns logits (1, L, V), or what has them as `logits`, if there are any.
+        no_logits: why the module gives no logits of tokens; "" if it does.
         ids: (1, L).
         pieces: the text of each token.
         words: of the text; None for token ids.
         reader: encodes and decodes tokens; None if the model has no tokenizer.
-        causal: whether no token sees a later one.
+        causal: whether the last token's logits are those of the next one.
     """
 
-    model: ResidualModel
+    module: nn.Module
+    run: Callable[[], Any]
+    no_logits: str
     ids: Tensor
     pieces: tuple[str, ...]
     words: list[Word] | None
@@ -81,45 +86,96 @@ class Input:
         return [wanted % count]
 
 
-def read_input(model: object, text: str | Tensor | Sequence[int]) -> Input:
-    """Check and combine a model and its input.
+def read_input(model: object, text: str | Tensor | Sequence[int], *, logits: bool) -> Input:
+    """Check and combine a model and its input; `logits`: whether its logits are needed.
 
     Raises:
-        TypeError: neither a text nor ids; a model that is not made of Saccade's blocks. ValueError: a text without
-            words or too long, a mechanism other than softmax attention.
+        TypeError: neither a text nor ids; a text for a model without a tokenizer. ValueError: a text without words or
+            too long, a model without logits of tokens.
     """
-    inner = _model_of(model)
-    opened = _residual_model(inner)
-    if any(block.attention.config.mechanism is not None for block in opened.blocks):
-        raise ValueError("model: expected softmax attention; its mechanism has no attention weights to split")
-    causal = isinstance(inner, TextDecoder | LanguageModel)
     if isinstance(text, str):
-        reader = as_text_model(model if isinstance(model, TextModel) else inner)
+        reader = _text_model(model)
         tokens, words = read(reader, text)
-        return Input(opened, reader.whole(tokens.ids), reader.pieces(text, tokens.spans), words, reader, causal)
-    ids = _ids(text, opened.embedding.tokens.num_embeddings)
-    writer = _reader(model, inner)
+        ids, pieces = reader.whole(tokens.ids), reader.pieces(text, tokens.spans)
+        module, no_logits, causal = reader.module, _NO_HEAD, reader.causal
+        if logits:
+            predictor = as_predictor(reader)
+            module, no_logits, causal = predictor.module, "", predictor.mask is None
+        return _input(module, no_logits, ids, pieces, words, reader, causal)
+    if not isinstance(model, TextModel | nn.Module | LanguageModel):
+        raise TypeError(f"model: expected a module or a text model, got {type(model).__name__}")
+    module = _module_of(model)
+    ids = _ids(text, _vocabulary(module))
+    writer = _reader(model)
     pieces = tuple(str(token) if writer is None else writer.written(token) for token in ids[0].tolist())
-    return Input(opened, ids, pieces, None, writer, causal)
+    no_logits, causal = _logits_of_tokens(module)
+    return _input(module, no_logits, ids, pieces, None, writer, causal)
 
 
-def _model_of(model: Any) -> Model:
+def _input(module: nn.Module, no_logits: str, ids: Tensor, *more: Any) -> Input:
+    if any(parameter.dtype in _HALF for parameter in module.parameters()):
+        module = copy.deepcopy(module).float()  # a sum of a hundred rounded numbers says little
+    ids = ids.to(next(module.parameters()).device)
+    return Input(module, partial(_run, module, ids), no_logits, ids, *more)
+
+
+def _run(module: Any, ids: Tensor) -> Any:
+    if isinstance(module, EncoderDecoder):
+        return module.encode(ids)
+    if not _of_transformers(module):
+        return module(ids)
+    has_cache = getattr(module.config, "use_cache", None) is not None
+    return module(input_ids=ids, **({"use_cache": False} if has_cache else {}))
+
+
+def logits_of(out: Any, row: int) -> Tensor:
+    """(V,) of a row, of what `Input.run` returned; a run may have computed no other row."""
+    logits = out if isinstance(out, Tensor) else out.logits
+    return logits[0, row if logits.shape[1] > 1 else 0]
+
+
+def _text_model(model: Any) -> TextModel:
     if isinstance(model, TextModel):
-        model = model.lm if isinstance(model, SaccadeModel) else model.module
-    if isinstance(model, LanguageModel | TextDecoder | TextEncoder | EncoderDecoder):
         return model
-    if type(model).__module__.partition(".")[0] == "transformers":
-        raise TypeError(
-            f"model: {type(model).__name__} is a module of transformers, whose blocks cannot be split; open its folder "
-            "with saccade.models.load(folder) instead"
-        )
+    if isinstance(model, Model | LanguageModel | TransformersModel):
+        return as_text_model(model)
     raise TypeError(
-        "model: expected a language model of Saccade, or a text model opened by saccade.models.load, got "
-        f"{type(model).__name__}"
+        f"model: a text needs a tokenizer, which {type(model).__name__} does not have; open the model with "
+        "saccade.inspection.open_model or saccade.models.load, or pass token ids"
     )
 
 
-def _ids(given: Any, vocabulary: int) -> Tensor:
+def _module_of(model: Any) -> nn.Module:
+    if isinstance(model, TextModel):
+        model = model.lm if hasattr(model, "lm") else model.module
+    if isinstance(model, LanguageModel):
+        return model.model
+    module: Any = model.module if isinstance(model, TransformersModel) else model
+    return module.get_encoder() if _of_transformers(module) and module.config.is_encoder_decoder else module
+
+
+def _of_transformers(module: Any) -> bool:
+    return hasattr(module, "get_input_embeddings") and hasattr(module, "config")
+
+
+def _logits_of_tokens(module: nn.Module) -> tuple[str, bool]:
+    """Why the module gives no logits of tokens, or "", and whether they are those of the next token."""
+    if isinstance(module, EncoderDecoder):
+        return _ENCODER, False
+    if isinstance(module, TextDecoder):
+        return "" if module.request.head is not None and not isinstance(module.head, ItemHead) else _NO_HEAD, True
+    if isinstance(module, TextEncoder):
+        fills = isinstance(module.head, TokenHead) and isinstance(module.head.inner, VocabularyHead)
+        return "" if fills else _NO_HEAD, False
+    if _of_transformers(module):
+        if module.config.is_encoder_decoder:  # type: ignore[union-attr]
+            return _ENCODER, False
+        fills = type(module).__name__.endswith(("MaskedLM", "PreTraining"))
+        return "" if module.get_output_embeddings() is not None else _NO_HEAD, not fills  # type: ignore[operator]
+    return "", True
+
+
+def _ids(given: Any, vocabulary: int | None) -> Tensor:
     if not isinstance(given, Tensor):
         if not isinstance(given, Sequence) or not all(isinstance(token, int) for token in given):
             raise TypeError(f"text: expected a text, or token ids, got {type(given).__name__}")
@@ -127,89 +183,24 @@ def _ids(given: Any, vocabulary: int) -> Tensor:
     ids = given[None] if given.ndim == 1 else given
     if len(ids) != 1:
         raise ValueError(f"text: expected the ids of one text, (length,) or (1, length), got {tuple(given.shape)}")
-    check_ids("text", ids, vocabulary)
+    if vocabulary is not None:
+        check_ids("text", ids, vocabulary)
     return ids
 
 
-def _reader(model: Any, inner: Model) -> TextModel | None:
+def _vocabulary(module: Any) -> int | None:
+    """The number of tokens; None if it is not known."""
+    named = (getattr(module, name, None) for name in ("tokens", "embedding"))
+    table = next((each for each in named if isinstance(each, nn.Embedding)), None)
+    table = module.get_input_embeddings() if _of_transformers(module) else table
+    return table.num_embeddings if isinstance(table, nn.Embedding) else None
+
+
+def _reader(model: Any) -> TextModel | None:
     """The tokenizer's decoder; None for a model made in memory, without a tokenizer."""
-    if isinstance(model, TextModel):
-        return model
+    if not isinstance(model, Model | LanguageModel | TransformersModel):
+        return model if isinstance(model, TextModel) else None
     try:
-        return as_text_model(inner)
-    except FileNotFoundError:
+        return as_text_model(model)
+    except (FileNotFoundError, TypeError):
         return None
-
-
-# The families
-
-
-def _residual_model(model: Model) -> ResidualModel:
-    if isinstance(model, LanguageModel):
-        inner = model.model
-        table = inner.embedding.weight
-        vocabulary = Vocabulary(table, None, lambda x: F.linear(x, table))
-        return ResidualModel(
-            inner,
-            inner.decoder,
-            Embedding(inner.embedding),
-            lambda ids, observe: inner(ids, observe=observe),
-            vocabulary,
-        )
-    if isinstance(model, EncoderDecoder):
-        return ResidualModel(
-            model,
-            model.encoder,
-            Embedding(model.tokens, _part(model, "source_places", "places"), norm=_part(model, "source_norm")),
-            lambda ids, observe: model.encode(ids, observe=observe),
-            None,
-            "the encoder of an encoder-decoder gives no logits; `why_attends` needs none",
-        )
-    if isinstance(model, TextDecoder):
-        places, stack = _part(model, "places"), model.decoder
-        decoder_vocabulary = _of_decoder(model)
-        return ResidualModel(
-            model,
-            stack,
-            Embedding(model.tokens, places),
-            lambda ids, observe: model(ids, observe=observe),
-            decoder_vocabulary,
-            _NO_HEAD,
-        )
-    assert isinstance(model, TextEncoder)
-    places, types, norm, project = (_part(model, name) for name in ("places", "types", "norm", "project"))
-    embedding = Embedding(model.tokens, places, None if types is None else types.weight[0], norm, project)
-    encoder_vocabulary = _of_encoder(model)
-    return ResidualModel(
-        model, model.encoder, embedding, lambda ids, observe: model(ids, observe=observe), encoder_vocabulary, _NO_HEAD
-    )
-
-
-def _part(model: nn.Module, *names: str) -> Any:
-    """The module under the first of these names that the family uses; None if it uses none."""
-    return next((part for part in (getattr(model, name, None) for name in names) if part is not None), None)
-
-
-def _of_decoder(model: TextDecoder) -> Vocabulary | None:
-    if model.request.head is None or isinstance(model.head, ItemHead):
-        return None
-    head: Any = model.tokens if model.head is None else model.head
-    return Vocabulary(head.weight, getattr(head, "bias", None), model.next_token_logits)
-
-
-def _of_encoder(model: TextEncoder) -> Vocabulary | None:
-    if not isinstance(model.head, TokenHead) or not isinstance(model.head.inner, VocabularyHead):
-        return None
-    inner = model.head.inner
-    own: Any = inner._embedding[0] if inner.out is None else inner.out
-    bias = getattr(own, "bias", None)
-
-    def steps(x: Tensor) -> list[Step]:
-        dense = matrix_step(inner.dense.weight, inner.dense.bias)
-        read = applied([dense], x)
-        made = inner.activation(read)
-        share = torch.where(read == 0, 0.0, made / torch.where(read == 0, 1.0, read))
-        return [dense, Diagonal(share), *norm_steps(inner.norm, made)]
-
-    fixed = ("the activation of the head, as a factor of each feature",)
-    return Vocabulary(own.weight, inner.bias if bias is None else bias, inner, steps, fixed)

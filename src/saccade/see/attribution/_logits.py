@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...support._evaluating import evaluating
 from ...support._numbers import joined, signed
 from ...support._plain_values import plain_values
 from ...support._tables import Table
-from ._input import Input
-from ._record import Recorded, Vocabulary, record
-from ._residual import source_shares, stream_steps
-from ._steps import BIASES, Component, Step, Writes, exact, norm_steps, pulled_back, shares
+from ._components import Component, exact
+from ._contributions import Stream, stream_of
+from ._input import Input, logits_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,19 +169,21 @@ def attributed(
     given: Input, target: int | str | None, against: int | str | None, position: int | str | None
 ) -> Attribution:
     """As `saccade.attribute`."""
-    vocabulary = given.model.vocabulary
-    if vocabulary is None:
-        raise ValueError(f"model: {given.model.no_logits}")
+    if given.no_logits:
+        raise ValueError(f"model: {given.no_logits}")
     row = _default_place(given) if position is None else given.place("position", position)
-    recorded = record(given.model, given.ids, (row,), sources=True)
-    stack = given.model.stack
-    with torch.no_grad():
-        # As the model does it, in its dtype.
-        last = recorded.gave[stack].to(vocabulary.weight)
-        logits = exact(vocabulary.logits(last)[0])
+    with evaluating(given.module), torch.no_grad():
+        logits = exact(logits_of(given.run(), row))
     chosen = int(logits.argmax()) if target is None else _token(given, "target", target, len(logits))
     other = None if against is None else _token(given, "against", against, len(logits))
-    contributions, sources = _split(given, recorded, vocabulary, chosen, other)
+    logit = float(logits[chosen] - (0.0 if other is None else logits[other]))
+
+    def readout(out: Any) -> Tensor:
+        ours = logits_of(out, row)
+        return (ours[chosen] if other is None else ours[chosen] - ours[other])[None]
+
+    stream = stream_of(given, lambda trace, out: [readout(out)], row=row, vocabulary=len(logits))
+    shares = stream.shares(readout(stream.out), expected=torch.tensor([logit]))
     return Attribution(
         pieces=given.pieces,
         labels=given.labels,
@@ -191,34 +193,12 @@ def attributed(
         target_text=given.written(chosen),
         against_text=None if other is None else given.written(other),
         probability=float(logits.softmax(0)[chosen]),
-        components=tuple(contributions),
-        contributions=torch.stack(list(contributions.values())),
-        sources=sources,
-        logit=float(logits[chosen] - (0.0 if other is None else logits[other])),
-        fixed=_fixed(given, vocabulary),
+        components=tuple(shares),
+        contributions=torch.cat(list(shares.values())),
+        sources=stream.sources(readout(stream.out), row),
+        logit=logit,
+        fixed=_fixed(stream),
     )
-
-
-def _split(
-    given: Input, record: Recorded, vocabulary: Vocabulary, target: int, against: int | None
-) -> tuple[dict[Component, Tensor], Tensor]:
-    """The contribution of each component, and of heads by source (N, L)."""
-    model, rows = given.model, [target] if against is None else [target, against]
-    steps: list[Step] = stream_steps(model, record, 0, len(model.blocks))
-    steps += norm_steps(model.stack.norm, record.read[model.stack.norm][0])
-    steps += vocabulary.steps(record.gave[model.stack][0])
-    sign = torch.tensor([1.0, -1.0], dtype=torch.float64)[: len(rows)]
-    readout = (sign @ exact(vocabulary.weight[rows]))[None]
-    contributions = {component: share[0] for component, share in shares(steps, readout).items()}
-    if vocabulary.bias is not None:
-        contributions[BIASES] = contributions[BIASES] + sign @ exact(vocabulary.bias.flatten()[rows])
-    sources = {}
-    for step, here in pulled_back(steps, readout):
-        if isinstance(step, Writes) and step.components[0].kind == "head":
-            layer = step.components[0].layer
-            assert layer is not None
-            sources[layer] = source_shares(model.blocks[layer].attention, layer, record, here)
-    return contributions, torch.cat([sources[layer] for layer in sorted(sources)])
 
 
 def _default_place(given: Input) -> int:
@@ -249,7 +229,9 @@ def _token(given: Input, name: str, wanted: int | str, vocabulary: int) -> int:
     return wanted
 
 
-def _fixed(given: Input, vocabulary: Vocabulary) -> tuple[str, ...]:
-    gated = any(block.attention.gate is not None for block in given.model.blocks)
-    read = ("the weights and gates of heads",) if gated else ("the weights of heads",)
-    return "the scales of norms", *read, *vocabulary.fixed
+def _fixed(stream: Stream) -> tuple[str, ...]:
+    return (
+        "the scales of norms",
+        "the weights and gates of heads" if "hold" in stream.fixed else "the weights of heads",
+        *(["activations after the last layer, as a factor of each feature"] if "ratio" in stream.fixed else []),
+    )

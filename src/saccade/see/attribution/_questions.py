@@ -37,14 +37,19 @@ def attribute(
     The bias of the attention output and the constants of norms and embeddings belong to no head: they are one
     component, "biases". The bias of a feed-forward layer is part of that layer.
 
+    What is added up is found in a run of the model, whoever wrote it: the graph of the run says which operations are
+    linear, where norms and gates are, and what each layer adds. The sum is compared with the logit of a plain run, to a
+    rounding for each operation; if it differs, the error names the first operation from which on it does.
+
     Probabilities depend only on differences of logits, so `against` another token often says more.
 
-    Memory: weights of one row and the values of all layers, as large as a key-value cache; one row of the stream
-    (C x E numbers).
+    Cost: three forwards and one backward pass through what is added up; the memory of training on the text, without
+    the graph of attention. A model in half precision is copied to float32.
 
     Args:
-        model: a language model of Saccade, a text model of `saccade.models.load`, or the result of
-            `inspection.open_model`.
+        model: a language model of Saccade, a text model of `saccade.models.load`, the result of
+            `inspection.open_model`; with ids also a module of transformers, or any module that makes logits (1, L, V)
+            of them.
         text: a text, or the ids of all tokens that the model reads, (L,) or (1, L).
         target: a token's id, or its text, blanks included; None is the most probable one.
         against: another token, whose logit is subtracted.
@@ -53,9 +58,9 @@ def attribute(
             masked language model the only mask.
 
     Raises:
-        TypeError: a model that is not made of Saccade's blocks, such as a module of transformers; text, token or
-            position of another type.
-        ValueError: a model without a language-modelling head, no such token, word or position.
+        TypeError: a text for a module without a tokenizer; text, token or position of another type.
+        ValueError: a model without a language-modelling head or without calls of softmax attention, what it adds up
+            cannot be found or does not sum to the logit (the message says where); no such token, word or position.
 
     Example:
         >>> import saccade
@@ -67,7 +72,7 @@ def attribute(
     from ._input import read_input
     from ._logits import attributed
 
-    return attributed(read_input(model, text), target, against, position)
+    return attributed(read_input(model, text, logits=True), target, against, position)
 
 
 def why_attends(
@@ -90,10 +95,10 @@ def why_attends(
     A weight depends on differences between the logits of one row: a part that all keys share changes no weight. So
     `against` another key often says more; the difference is log(weight / weight there).
 
-    Memory: two rows of the stream, or three (each C x E numbers), and one layer's queries and keys.
+    Cost: two forwards and one backward pass for each number of the query and the key, up to the head's layer.
 
     Args:
-        model: as in `attribute`; any text model, also one without a head, and the encoder of an encoder-decoder.
+        model: as in `attribute`, also one without a head, and the encoder of an encoder-decoder.
         text: as in `attribute`.
         query: the token that attends, a column (negative ones count from the end) or a word of the text (`word`, or
             `word:2` for its second occurrence; its last token counts).
@@ -102,8 +107,9 @@ def why_attends(
         against: another key, given as `key`, whose logit is subtracted.
 
     Raises:
-        TypeError: a model that is not made of Saccade's blocks, such as a module of transformers.
-        ValueError: no such word, position or head; with `against`, a key that the mask hides from the query.
+        TypeError: a text for a module without a tokenizer.
+        ValueError: no such word, position or head; with `against`, a key that the mask hides from the query; what the
+            model adds up cannot be found, as in `attribute`.
 
     Example:
         >>> import saccade
@@ -116,4 +122,4 @@ def why_attends(
     from ._input import read_input
     from ._why import explained
 
-    return explained(read_input(model, text), query, key, head, against)
+    return explained(read_input(model, text, logits=False), query, key, head, against)

@@ -18,10 +18,9 @@ from ...support._plain_values import plain_values
 from ...support._tables import Table
 from ..inspection import weights_of
 from ..inspection._steps._inputs import HeadInputs, of_call
+from ._components import TOKEN, Component
+from ._contributions import Stream, heads_of, observed, ordered, stream_of
 from ._input import Input
-from ._record import ResidualModel, record
-from ._residual import read_steps, stream_steps
-from ._steps import TOKEN, Component, shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,44 +165,41 @@ def explained(
     given: Input, query: int | str, key: int | str, head: tuple[int, int] | None, against: int | str | None
 ) -> WhyAttends:
     """As `saccade.why_attends`."""
-    place = None if head is None else _checked(given.model, head)
     row = given.place("query", query)
-    place, column = _largest_weight(given, row, given.places("key", key), place)
-    other = None if against is None else _largest_weight(given, row, given.places("against", against), place)[1]
-    rows = row, column, *(() if other is None else (other,))
-    calls: list[HeadInputs] = []
-
-    def keep(layer: int, call: ObservedCall) -> None:
-        if layer == place[0]:
-            calls.append(of_call(call, place[1], rows[0], layer))
-
-    recorded = record(given.model, given.ids, rows, until=place[0], observe=keep)
-    call = calls[0]
+    keys = given.places("key", key)
+    others = None if against is None else given.places("against", against)
+    place, column = _largest_weight(given, row, keys, _checked(given, head))
+    other = None if others is None else _largest_weight(given, row, others, place)[1]
+    columns = (column,) if other is None else (column, other)
+    calls: list[ObservedCall] = []
+    observed(given, lambda layer, call: calls.append(call) if layer == place[0] else None, until=place[0])
+    call = of_call(calls[0], place[1], row, place[0])
     if other is not None:
         _check_seen(given, call, row, {"key": column, "against": other})
+    stream = stream_of(
+        given, lambda trace, _: [trace.calls[-1].graph(name) for name in ("query", "key")], until=place[0]
+    )
+    group = calls[0].query.shape[1] // calls[0].key.shape[1]
     sides = [
-        [
-            *stream_steps(given.model, recorded, at, place[0]),
-            *read_steps(given.model, place, recorded, at, key=bool(at)),
-        ]
-        for at in range(len(rows))
+        stream.shares(stream.calls[-1].graph(name)[at], getattr(calls[0], name)[at])
+        for name, at in (("query", (0, place[1], row)), *(("key", (0, place[1] // group, j)) for j in columns))
     ]
-    units = torch.eye(given.model.blocks[place[0]].attention.shape.head, dtype=torch.float64)
-    shares_of = [shares(steps, units) for steps in sides]
-    made = [torch.stack(list(side.values())) for side in shares_of]
+    components = ordered(*sides)
+    nothing = torch.zeros(calls[0].query.shape[-1], dtype=torch.float64)
+    made = [torch.stack([side.get(each, nothing) for each in components]) for side in sides]
     of_key = made[1] if other is None else made[1] - made[2]
     return WhyAttends(
         pieces=given.pieces,
         labels=given.labels,
-        query=rows[0],
-        key=rows[1],
+        query=row,
+        key=column,
         against=other,
         layer=place[0],
         head=place[1],
-        components=tuple(shares_of[0]),
+        components=components,
         matrix=call.scale * made[0] @ of_key.T,
-        **_logit(call, *rows[1:]),
-        fixed=_fixed(given.model, place[0]),
+        **_logit(call, *columns),
+        fixed=_fixed(stream),
     )
 
 
@@ -242,10 +238,12 @@ def _terms(call: HeadInputs, key: int) -> tuple[float, float, float]:
     return bias, capped - product, capped + bias
 
 
-def _checked(model: ResidualModel, head: object) -> tuple[int, int]:
+def _checked(given: Input, head: object) -> tuple[int, int] | None:
+    if head is None:
+        return None
     if not (isinstance(head, tuple) and len(head) == 2 and all(type(number) is int for number in head)):
         raise TypeError(f"head: expected (layer, head), two ints, got {head!r}")
-    heads = model.heads
+    heads = heads_of(given)
     if not (0 <= head[0] < len(heads) and 0 <= head[1] < heads[head[0]]):
         each = ", ".join(f"{layer} (heads 0 to {count - 1})" for layer, count in enumerate(heads))
         raise ValueError(f"head: {head[0]}.{head[1]} does not exist; there are the layers {each}")
@@ -271,10 +269,11 @@ def _largest_weight(
             number, key = divmod(int(at), len(keys))
             best, largest_pair = float(largest), ((layer, number if head is None else head[1]), keys[key])
 
-    record(given.model, given.ids, (query,), until=None if head is None else head[0], observe=compare)
+    observed(given, compare)
     return largest_pair
 
 
-def _fixed(model: ResidualModel, layer: int) -> tuple[str, ...]:
-    normed = model.blocks[layer].attention.config.qk_norm is not None
+def _fixed(stream: Stream) -> tuple[str, ...]:
+    within = stream.calls[-1].path + "."
+    normed = any(path.startswith(within) for path in stream.trace.scaled)
     return "the scales of norms", *(("the scales of the norms of queries and keys",) if normed else ())

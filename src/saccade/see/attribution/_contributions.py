@@ -1,0 +1,302 @@
+"""The residual stream of one run of any model as parts, and the share of each part in what is linear in them.
+
+Shape legend: as in `_traced_run.py`; D numbers of a readout, n components.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...operator._call import ObservedCall
+from ...support._evaluating import evaluating
+from ..inspection import weights_of
+from ._components import BIASES, POSITION, TOKEN, TYPE, Component, exact
+from ._input import Input
+from ._runs import edited
+from ._stream import before, graph_of, in_order, node_of, nonlinear, reads
+from ._traced_run import Calls, Enough, Leaf, Made, NoStream, SeenCall, TracedRun, traced
+
+_NO_CALL = "no call of softmax attention was seen, so there are no weights to split"
+_OF_OUTPUT = 1e-3  # far above float32's rounding of weights, far below what another kind of attention adds
+_AT_ONCE = 16  # numbers of a readout that go back through the graph together
+
+
+class Part(NamedTuple):
+    """A tensor that is added to the stream. Of an attention call's output it is each head (axis 1) of layer `heads`."""
+
+    component: Component
+    tensor: Tensor
+    heads: int | None = None
+
+
+class _Summed(NamedTuple):
+    """Shares (D,) by component, and the rounding of their sums (D,): one of float32 for each operation."""
+
+    shares: dict[Component, Tensor]
+    rounding: Tensor
+
+    def differ(self, expected: Tensor) -> bool:
+        """Whether they do not sum to what is expected (D,)."""
+        return bool(((sum(self.shares.values()) - exact(expected)).abs() > self.rounding).any())
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """A run that is linear in what is added. `stream_of` makes it.
+
+    Attributes:
+        out: what the run returned; None if it ended at an attention call.
+        fixed: what is held besides the scales of norms: "hold" (gates), "ratio" (activations).
+    """
+
+    trace: TracedRun
+    out: Any
+    ids: Tensor
+    fixed: frozenset[str]
+
+    @property
+    def calls(self) -> list[SeenCall]:
+        """The attention calls, layer after layer."""
+        return self.trace.calls
+
+    def parts(self, readout: Tensor) -> list[Part]:
+        """What the readout (D,) is linear in."""
+        leaf_of = {node_of(leaf): leaf for leaf in self.trace.leaves}
+        named = _Names(self)
+        nodes = in_order([graph_of(readout)])
+        writers: dict[Any, frozenset[Component]] = {}
+        for node in nodes:
+            own = leaf_of.get(node)
+            if own is not None:
+                writers[node] = frozenset() if own.kind == "added" else frozenset([named(own)])
+            else:
+                writers[node] = frozenset().union(*(writers[each] for each in before(node)))
+        # A feed-forward layer ends where what it wrote meets something else, so its bias is part of it.
+        last = {
+            each
+            for node in nodes
+            for each in before(node)
+            if len(writers[each]) == 1 and writers[node] != writers[each] and self._is_known(each, leaf_of, writers)
+        }
+        parts = []
+        for node in in_order([graph_of(readout)], lambda node: node in last):
+            if node in last:
+                parts.append(Part(*writers[node], self.trace.made[node].tensor))
+            elif node in leaf_of:
+                own = leaf_of[node]
+                parts.append(Part(named(own), own.tensor, own.call))
+        return parts
+
+    def _is_known(self, node: Any, leaf_of: dict[Any, Leaf], writers: dict[Any, frozenset[Component]]) -> bool:
+        """Whether a node is the output of layers that mix, whose value is known."""
+        (component,) = writers[node]
+        made = self.trace.made.get(node)
+        mixes = component.kind not in ("head", "token", "position", "type")
+        return mixes and made is not None and made.tensor._version == made.version and made.tensor.grad_fn is node
+
+    def shares(self, readout: Tensor, expected: Tensor) -> dict[Component, Tensor]:
+        """The share (D,) of each component in a readout (D,), in float64; biases are last.
+
+        Raises:
+            NoStream: the shares do not sum to what the model computes, `expected` (D,).
+        """
+        found = self._summed(readout)
+        if found.differ(expected):
+            raise NoStream(
+                f"model: what is added to its residual stream does not sum to it, from {self._wrong(readout)} on"
+            )
+        return {each: found.shares[each] for each in ordered(found.shares)}
+
+    def _summed(self, readout: Tensor) -> _Summed:
+        parts = self.parts(readout)
+        found: dict[Component, list[Tensor]] = {BIASES: [torch.zeros(len(readout), dtype=torch.float64)]}
+        size = []
+        for slopes in self._slopes(readout, parts):
+            here: dict[Component, Tensor] = {}
+            size.append(torch.zeros(len(slopes[0]), dtype=torch.float64))
+            for part, slope in zip(parts, slopes, strict=True):
+                products = exact(slope) * exact(part.tensor)
+                size[-1] += products.abs().reshape(len(slope), -1).sum(1)
+                shares = {part.component: products.reshape(len(slope), -1).sum(1)}
+                if part.heads is not None:
+                    by_head = products.sum((1, 3, 4)).T
+                    shares = {Component("head", part.heads, head): share for head, share in enumerate(by_head)}
+                for component, share in shares.items():
+                    here[component] = here[component] + share if component in here else share
+            for component, share in here.items():
+                found.setdefault(component, []).append(share)
+        rounding = torch.finfo(torch.float32).eps * max(self.trace.operations, default=1)  # norms are in float32
+        biases = found.pop(BIASES)
+        ended = torch.cat(biases[1:]) if len(biases) > 1 else biases[0]
+        return _Summed(
+            {**{component: torch.cat(each) for component, each in found.items()}, BIASES: ended},
+            rounding * torch.cat(size),
+        )
+
+    def _wrong(self, readout: Tensor) -> str:
+        """The first operation on the way from the tokens whose result is not the sum of its shares."""
+        ways = {node_of(leaf) for leaf in self.trace.leaves if leaf.kind == "read"}
+        for node in in_order([graph_of(readout)]):
+            if any(each in ways for each in before(node)):
+                ways.add(node)
+        made = sorted((self.trace.made[node] for node in ways if node in self.trace.made), key=lambda each: each.number)
+        made = [each for each in made if each.tensor._version == each.version]
+
+        def is_wrong(each: Made) -> bool:
+            weights = torch.randn(each.tensor.shape, generator=torch.Generator().manual_seed(0)).to(each.tensor)
+            number = (each.tensor * weights).sum()[None]
+            return self._summed(number).differ(number)
+
+        at = bisect.bisect_left(made, True, key=is_wrong)
+        return "its output" if at == len(made) else f"{made[at].name} in {made[at].path or 'the model'}"
+
+    def sources(self, readout: Tensor, row: int) -> Tensor:
+        """(N, L) float64: the share of each head in a readout (1,), split over the tokens that `row` reads."""
+        parts = {part.heads: part for part in self.parts(readout) if part.heads is not None}
+        if not parts:
+            raise NoStream("model: no attention call adds to its residual stream; other layers read what heads write")
+        (slopes,) = self._slopes(readout, list(parts.values()))
+        rows = []
+        for layer, slope in zip(parts, slopes, strict=True):
+            call = self.calls[layer].observed()
+            if call.query.shape[2] != self.ids.shape[1] or call.key.shape[2] != self.ids.shape[1]:
+                raise NoStream(f"model: attention call {layer} is not one from token to token")
+            weights = exact(weights_of(call, rows=[row])[0, :, 0])  # (Hq, L)
+            wanted = exact(slope)[0, 0, :, row]  # (Hq, Dv)
+            grouped = wanted.unflatten(0, (call.value.shape[1], -1))
+            shares = torch.einsum("gld,gnd->gnl", exact(call.value[0]), grouped).flatten(0, 1) * weights
+            whole = (wanted * exact(call.out)[0, :, row]).sum(1)
+            if bool(((shares.sum(1) - whole).abs() > _OF_OUTPUT * (shares.abs().sum(1) + whole.abs())).any()):
+                raise NoStream(f"model: attention call {layer} does not return its values times its weights")
+            rows.append(shares)
+        return torch.cat([rows[at] for at in sorted(range(len(rows)), key=list(parts).__getitem__)])
+
+    def _slopes(self, readout: Tensor, parts: Sequence[Part]) -> Iterator[tuple[Tensor, ...]]:
+        """The derivative (d, ...) of some numbers of the readout by each part, some after the other."""
+        tensors = [part.tensor for part in parts]
+        units = torch.eye(len(readout), dtype=readout.dtype, device=readout.device)
+        for some in units.split(_AT_ONCE):
+            yield torch.autograd.grad(
+                readout,
+                tensors,
+                some,
+                is_grads_batched=True,
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+
+
+def ordered(*components: Iterable[Component]) -> tuple[Component, ...]:
+    """All of these: embeddings, then layer after layer, then other mixers, and the biases."""
+    return tuple(sorted(set(itertools.chain(*components)), key=_order))
+
+
+def _order(component: Component) -> tuple[int, int, bool, int, str]:
+    kinds = ("token", "position", "type")
+    if component.kind in kinds:
+        return 0, kinds.index(component.kind), False, 0, ""
+    if component.layer is None:
+        return 3 if component == BIASES else 2, 0, False, 0, component.kind
+    return 1, component.layer, component.kind != "head", component.head or 0, ""
+
+
+class _Names:
+    """The component of each leaf."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._ids = stream.ids
+        leaves = stream.trace.leaves
+        self._first = next((leaf for leaf in leaves if leaf.kind == "read" and reads(leaf, stream.ids)), None)
+        blocks = [_block(call.path) for call in stream.calls]
+        self._blocks = {block: layer for layer, block in enumerate(blocks)} if len(set(blocks)) == len(blocks) else None
+
+    def __call__(self, leaf: Leaf) -> Component:
+        if leaf.kind == "added":
+            return POSITION if _by_row(leaf.tensor, self._ids) else BIASES
+        if leaf.kind == "read":
+            return self._table(leaf)
+        if leaf.kind == "head":
+            return Component("head", leaf.call)
+        block = _block(leaf.path)
+        if self._blocks is None:
+            return Component("feed_forward", max(0, leaf.calls - 1))
+        return (
+            Component("feed_forward", self._blocks[block]) if block in self._blocks else Component(block or leaf.path)
+        )
+
+    def _table(self, leaf: Leaf) -> Component:
+        """Tokens may be the numbers of their places: the first table that is read by them is that of tokens."""
+        if leaf.index is None:
+            return POSITION if leaf.tensor.shape[-2:-1] == self._ids.shape[-1:] else TYPE
+        counts = bool((leaf.index.flatten() == torch.arange(leaf.index.numel(), device=leaf.index.device)).all())
+        if reads(leaf, self._ids) and (leaf is self._first or not counts):
+            return TOKEN
+        same = bool((leaf.index == leaf.index.flatten()[0]).all())
+        return TYPE if same and (leaf.index.numel() > 1 or leaf.rows < 5) else POSITION
+
+
+def _by_row(tensor: Tensor, ids: Tensor) -> bool:
+    """Whether a constant differs from token to token."""
+    return tensor.dim() >= 2 and tensor.shape[-2] == ids.shape[-1] > 1 and tensor.numel() > tensor.shape[-2]
+
+
+def _block(path: str) -> str:
+    """The path of the repeated layer: up to the first number; "" outside of layers."""
+    names = path.split(".")
+    at = next((at for at, name in enumerate(names) if name.isdigit()), None)
+    return "" if at is None else ".".join(names[: at + 1])
+
+
+def stream_of(given: Input, ends: Callable[[TracedRun, Any], Sequence[Tensor]], **more: Any) -> Stream:
+    """Run the model twice, so that the tensors chosen by `ends` are linear in what is added to the stream.
+
+    `more` are arguments of `traced`.
+
+    Raises:
+        NoStream: no such stream was found.
+    """
+    with evaluating(given.module):
+        try:
+            first, out = traced(given.module, given.run, **more)
+        except ValueError as error:
+            none, _, why = str(error).partition("there are none")
+            if not none.startswith("intervene: no attention call"):
+                raise
+            raise NoStream(f"model: {_NO_CALL}{why}") from None
+        held = nonlinear(first, ends(first, out), given.ids)
+        operations = {number: first.operations[number] for number in held}
+        del first, out
+        second, out = traced(given.module, given.run, held=held, **more)
+    if any(second.operations.get(number) != operations[number] for number in held):
+        raise NoStream("model: it does something else in a second run of the same text")
+    return Stream(second, out, given.ids, frozenset(each.kind for each in held.values()) - {"cut"})
+
+
+def observed(given: Input, see: Callable[[int, ObservedCall], None], *, until: int | None = None) -> None:
+    """Run the model as it is, and call `see` with each layer's attention call; `until`: the last layer."""
+    layers = itertools.count()
+
+    def seen(call: SeenCall) -> None:
+        layer = next(layers)
+        see(layer, call.observed())
+        if layer == until:
+            raise Enough
+
+    with evaluating(given.module), torch.no_grad(), edited(given.module, Calls(seen)), suppress(Enough):
+        given.run()
+
+
+def heads_of(given: Input) -> tuple[int, ...]:
+    """The number of query heads of each layer."""
+    heads: list[int] = []
+    observed(given, lambda layer, call: heads.append(call.query.shape[1]))
+    return tuple(heads)

@@ -1,0 +1,202 @@
+"""The residual stream of any model, found in the graph of one run: what is added to it, and where it is not linear.
+
+A first run gives the graph. Every operation in it is linear in what came before, or not: the name of its node says
+which, and a product of two tensors that both come from the stream is not. Where a nonlinear operation is reached, its
+output is what a feed-forward layer (or another mixer) writes, unless all that is read passes through it: then its ratio
+to its input is held fixed (activations in heads of masked models, softcaps of logits). A gate on the output of heads is
+held fixed. A second run has the leaves that were found, and a graph that is linear.
+
+An operation that is linear and not known as such is taken for a layer: then the tokens are not reached, or what they
+add is counted as that layer's, but the sum is right. An operation that is taken for linear and is not makes the sum
+wrong, which `_contributions.py` notices.
+
+Shape legend: as in `_traced_run.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ._traced_run import Held, Leaf, Made, NoStream, TracedRun
+
+_LINEAR = frozenset(
+    "AccumulateGrad Add Addmm Alias AsStrided Baddbmm Bmm Cat Clone ConstantPadNd Convolution Copy CopySlices Cumsum "
+    "Diagonal Div Dot Expand Flip Gather Index IndexAdd IndexCopy IndexPut IndexSelect Lerp Linear MaskedFill Mean "
+    "MkldnnLinear Mm Mul Mv Neg Permute Repeat RepeatInterleave ReshapeAlias Roll Rsub Scatter ScatterAdd Select "
+    "SelectScatter Slice SliceScatter Split SplitWithSizes Squeeze Stack Sub Sum T ToCopy Transpose Tril Triu Unbind "
+    "Unfold UnsafeView Unsqueeze View ViewAsComplex ViewAsReal Where".split()
+)
+_ACTIVATIONS = frozenset(
+    "Elu Gelu Hardswish Hardtanh LeakyRelu Mish Relu Sigmoid Silu Softplus Tanh ThresholdBackward".split()
+)
+_PRODUCTS = frozenset("Mul Div Mm Addmm Bmm Baddbmm Mv Dot Convolution".split())
+
+
+def name_of(node: Any) -> str:
+    """ "Add" for AddBackward0."""
+    return re.sub(r"(Backward\d*)?$", "", type(node).__name__.rpartition(".")[2], count=1)
+
+
+def before(node: Any) -> list[Any]:
+    """The nodes of the operands that have a graph."""
+    return [each for each, _ in node.next_functions if each is not None]
+
+
+def in_order(ends: Sequence[Any], stop: Callable[[Any], bool] = lambda node: False) -> list[Any]:
+    """All nodes that the ends come from, each after those it comes from; nodes where `stop` holds have no past."""
+    done: dict[Any, None] = {}
+    open_nodes = [(node, False) for node in ends]
+    while open_nodes:
+        node, ready = open_nodes.pop()
+        if ready:
+            done[node] = None
+        elif node not in done:
+            open_nodes.append((node, True))
+            if not stop(node):
+                open_nodes += [(each, False) for each in before(node) if each not in done]
+    return list(done)
+
+
+def factors(node: Any) -> list[Any]:
+    """The operands of a product that have a graph; a node that is no product has none."""
+    name = name_of(node)
+    if name not in _PRODUCTS:
+        return []
+    operands = [each for each, _ in node.next_functions]
+    operands = operands[1:] if name in ("Addmm", "Baddbmm") else operands[:2]
+    return [each for each in operands if each is not None]
+
+
+class _Sources(NamedTuple):
+    """What a node is linear in: leaves, and nodes at which the graph is not linear."""
+
+    leaves: frozenset[int]
+    ends: frozenset[Any]
+
+    def __or__(self, other: _Sources) -> _Sources:  # type: ignore[override]
+        return _Sources(self.leaves | other.leaves, self.ends | other.ends)
+
+
+_NOTHING = _Sources(frozenset(), frozenset())
+
+
+def nonlinear(trace: TracedRun, ends: Sequence[Tensor], ids: Tensor) -> dict[int, Held]:
+    """What a second run must do so that the tensors `ends` are linear in the leaves.
+
+    Raises:
+        NoStream: the tokens are not in what remains.
+    """
+    leaf_of = {node_of(leaf): number for number, leaf in enumerate(trace.leaves)}
+    heads = frozenset(number for number, leaf in enumerate(trace.leaves) if leaf.kind == "head")
+    added = frozenset(number for number, leaf in enumerate(trace.leaves) if leaf.kind == "added")
+    tokens = frozenset(number for number, leaf in enumerate(trace.leaves) if leaf.kind == "read" and reads(leaf, ids))
+    nodes = in_order([graph_of(end) for end in ends])
+    spine: dict[Any, Held] = {}
+    for _ in range(len(nodes)):
+        found, held = _linear_sources(nodes, leaf_of, heads, heads | added, spine)
+        whole = _NOTHING
+        for end in ends:
+            whole |= found[graph_of(end)]
+        if whole.leaves & tokens:
+            decided = {node: held.get(node, Held("cut")) for node in whole.ends}
+            return _by_number(trace, {**decided, **spine, **held}, found, added)
+        (end,) = whole.ends if len(whole.ends) == 1 else (None,)
+        if end is None or not (name_of(end) in _ACTIVATIONS or len(factors(end)) == 2):
+            break
+        spine[end] = _on_the_spine(end, found, tokens)
+    where = ", ".join(sorted({_said(trace, node) for node in list(whole.ends)[:3]})) or "the embedding"
+    raise NoStream(
+        "model: its residual stream could not be found: nothing that is added up leads back to the embedding; it ends "
+        f"at {where}"
+    )
+
+
+def _linear_sources(
+    nodes: list[Any], leaf_of: dict[Any, int], heads: frozenset[int], kept_apart: frozenset[int], spine: dict[Any, Held]
+) -> tuple[dict[Any, _Sources], dict[Any, Held]]:
+    """The sources of each node, and gates that are held."""
+    found: dict[Any, _Sources] = {}
+    held: dict[Any, Held] = {}
+    for node in nodes:
+        if node in leaf_of:
+            found[node] = _Sources(frozenset([leaf_of[node]]), frozenset())
+            continue
+        operands = factors(node)
+        if node in spine:
+            kept = operands[1 - spine[node].operand] if len(operands) == 2 else before(node)[0]
+            found[node] = found[kept]
+        elif len(operands) == 2:
+            of_heads = [
+                bool(found[each].leaves & heads) and found[each].leaves <= kept_apart and not found[each].ends
+                for each in operands
+            ]
+            if sum(of_heads) == 1:
+                held[node] = Held("hold", of_heads.index(False))
+                found[node] = found[operands[of_heads.index(True)]]
+            else:
+                found[node] = _Sources(frozenset(), frozenset([node]))
+        elif name_of(node) in _LINEAR and not _divides(node):
+            sources = _NOTHING
+            for each in before(node):
+                sources |= found[each]
+            found[node] = sources
+        else:
+            found[node] = _Sources(frozenset(), frozenset([node]))
+    return found, held
+
+
+def _divides(node: Any) -> bool:
+    return name_of(node) == "Div" and node.next_functions[0][0] is None
+
+
+def _on_the_spine(node: Any, found: dict[Any, _Sources], tokens: frozenset[int]) -> Held:
+    operands = factors(node)
+    if len(operands) == 2:
+        linear = [bool(found[each].leaves) for each in operands]
+        return Held("hold", linear.index(False) if sum(linear) == 1 else 1)
+    return Held("ratio")
+
+
+def _by_number(
+    trace: TracedRun, decided: dict[Any, Held], found: dict[Any, _Sources], added: frozenset[int]
+) -> dict[int, Held]:
+    by_number: dict[int, Held] = {}
+    for node, held in decided.items():
+        made = trace.made.get(node)
+        if made is None and held.kind == "cut":  # inside of an operation, or of code that is not followed
+            only = (each for each, own in found.items() if own.ends == {node} and own.leaves <= added)
+            made = min((trace.made[each] for each in only if each in trace.made), default=None, key=_number)
+        if made is None:
+            raise NoStream(f"model: the residual stream leads through {name_of(node)}, which cannot be followed")
+        by_number[made.number] = held
+    return by_number
+
+
+def _number(made: Made) -> int:
+    return made.number
+
+
+def _said(trace: TracedRun, node: Any) -> str:
+    made = trace.made.get(node)
+    return name_of(node) if made is None else f"{made.name} in {made.path or 'the model'}"
+
+
+def reads(leaf: Leaf, ids: Tensor) -> bool:
+    """Whether a leaf is what a table has for the tokens."""
+    index = leaf.index
+    return index is not None and index.numel() == ids.numel() and bool((index.flatten() == ids.flatten()).all())
+
+
+def node_of(leaf: Leaf) -> Any:
+    """The node at which the graph of a leaf ends."""
+    return leaf.tensor.view_as(leaf.tensor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+def graph_of(tensor: Tensor) -> Any:
+    if tensor.grad_fn is None:
+        raise NoStream("model: its output does not depend on its embedding")
+    return tensor.grad_fn

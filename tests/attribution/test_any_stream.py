@@ -1,0 +1,239 @@
+"""The residual stream of models that others wrote: against decompositions by hand, and what cannot be taken apart.
+
+Tolerances: norms of transformers compute in float32, whose rounding is 1e-7 of some ten numbers of size 1.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import saccade
+from saccade.attribution import Component
+
+IDS = torch.tensor([[3, 11, 29, 7, 5, 13, 2]])
+ROW, TARGET, HEADS = 4, 17, 3
+SMALL = dict(
+    **dict(vocab_size=31, hidden_size=24, num_hidden_layers=2, num_attention_heads=HEADS, intermediate_size=29),
+    **dict(bos_token_id=1, eos_token_id=2, pad_token_id=0),
+)
+
+
+def random(model, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.double().eval()
+
+
+class Seen:
+    """The first input and the output of each module of a run, at the row."""
+
+    def __init__(self, model):
+        self.read, self.gave = {}, {}
+        hooks = [part.register_forward_hook(self._keep) for part in model.modules()]
+        with torch.no_grad():
+            self.logits = model(input_ids=IDS, use_cache=False).logits[0, ROW]
+        for hook in hooks:
+            hook.remove()
+
+    def _keep(self, module, given, out):
+        if given and torch.is_floating_point(given[0]):
+            self.read[module] = given[0][0, ROW].double()
+        if isinstance(out, torch.Tensor):
+            self.gave[module] = out[0, ROW].double()
+
+
+def rms(norm, x, gain):
+    """x -> norm(x) with the scale of x."""
+    eps = getattr(norm, "eps", None) or norm.variance_epsilon
+    scale = torch.rsqrt(x.square().mean() + eps)
+    return lambda part: part * scale * gain
+
+
+def heads(projection, read):
+    """What each head writes: its columns of the output projection times what it made."""
+    columns = projection.weight.detach().unflatten(1, (HEADS, -1))
+    return torch.einsum("ehd,hd->he", columns, read.unflatten(0, (HEADS, -1)))
+
+
+def gemma2():
+    """Norms behind each layer too, (1 + weight), a scaled embedding, capped logits."""
+    config = transformers.Gemma2Config(**SMALL, head_dim=8, num_key_value_heads=1, final_logit_softcapping=3.0)
+    model = random(transformers.Gemma2ForCausalLM(config))
+    seen, body = Seen(model), model.model
+    parts = {Component("token"): seen.read[body.layers[0].input_layernorm]}
+    for n, layer in enumerate(body.layers):
+        after = layer.post_attention_layernorm
+        fixed = rms(after, seen.read[after], 1 + after.weight.detach())
+        for head, wrote in enumerate(heads(layer.self_attn.o_proj, seen.read[layer.self_attn.o_proj])):
+            parts[Component("head", n, head)] = fixed(wrote)
+        parts[Component("feed_forward", n)] = seen.gave[layer.post_feedforward_layernorm]
+    last = rms(body.norm, seen.read[body.norm], 1 + body.norm.weight.detach())
+    row = model.lm_head.weight.detach()[TARGET]
+    raw = row @ seen.gave[body.norm]
+    ratio = 3.0 * torch.tanh(raw / 3.0) / raw
+    return model, seen, {component: ratio * (row @ last(part)) for component, part in parts.items()}
+
+
+def gpt_neox():
+    """Attention and feed-forward layer read the same stream; layer norms, and biases everywhere."""
+    model = random(transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**SMALL, use_parallel_residual=True)))
+    seen, body = Seen(model), model.gpt_neox
+    x, norm = seen.read[body.final_layer_norm], body.final_layer_norm
+    gain = norm.weight.detach() / torch.sqrt(x.var(unbiased=False) + norm.eps)
+    row = model.lm_head.weight.detach()[TARGET]
+
+    def share(part):
+        return row @ ((part - part.mean()) * gain)
+
+    found = {Component("token"): share(seen.gave[body.embed_in])}
+    biases = row @ norm.bias.detach()
+    for n, layer in enumerate(body.layers):
+        for head, wrote in enumerate(heads(layer.attention.dense, seen.read[layer.attention.dense])):
+            found[Component("head", n, head)] = share(wrote)
+        found[Component("feed_forward", n)] = share(seen.gave[layer.mlp])
+        biases = biases + share(layer.attention.dense.bias.detach())
+    return model, seen, {**found, Component("biases"): biases}
+
+
+def granite():
+    """Multipliers of the embedding, of what layers add, and of the logits."""
+    config = transformers.GraniteConfig(
+        **SMALL, num_key_value_heads=1, embedding_multiplier=5.0, residual_multiplier=0.4, logits_scaling=7.0
+    )
+    model = random(transformers.GraniteForCausalLM(config))
+    seen, body = Seen(model), model.model
+    last = rms(body.norm, seen.read[body.norm], body.norm.weight.detach())
+    row = model.lm_head.weight.detach()[TARGET] / 7.0
+    found = {Component("token"): row @ last(5.0 * seen.gave[body.embed_tokens])}
+    for n, layer in enumerate(body.layers):
+        for head, wrote in enumerate(heads(layer.self_attn.o_proj, seen.read[layer.self_attn.o_proj])):
+            found[Component("head", n, head)] = row @ last(0.4 * wrote)
+        found[Component("feed_forward", n)] = row @ last(0.4 * seen.gave[layer.mlp])
+    return model, seen, found
+
+
+@pytest.mark.parametrize("by_hand", [gemma2, gpt_neox, granite])
+def test_every_part_is_that_of_a_decomposition_by_hand(by_hand):
+    model, seen, expected = by_hand()
+    found = saccade.attribute(model, IDS, TARGET, position=ROW)
+    expected.setdefault(Component("biases"), torch.tensor(0.0))
+    assert set(found.components) == set(expected)
+    for component, share in zip(found.components, found.contributions, strict=True):
+        assert float(share) == pytest.approx(float(expected[component]), abs=1e-5), component
+    assert found.logit == pytest.approx(float(seen.logits[TARGET]), rel=1e-12)
+    wide = torch.tensor([component.kind == "head" for component in found.components])
+    assert torch.allclose(found.sources.sum(1), found.contributions[wide], atol=1e-5)
+
+
+def test_transformers_class_is_attributed_as_the_family_here(tmp_path):
+    """Two implementations of one model: logits and pairs have the same parts."""
+    config = transformers.Qwen3Config(**SMALL, num_key_value_heads=1, head_dim=10)
+    theirs = random(transformers.Qwen3ForCausalLM(config))
+    theirs.save_pretrained(tmp_path)
+    ours = saccade.models.load(tmp_path, dtype=torch.float64)
+    one, two = (saccade.attribute(model, IDS, TARGET, position=ROW) for model in (ours, theirs))
+    assert one.components == two.components
+    assert torch.allclose(one.contributions, two.contributions, atol=1e-5)
+    assert torch.allclose(one.sources, two.sources, atol=1e-5)
+    one, two = (saccade.why_attends(model, IDS, 5, 2, head=(1, 2)) for model in (ours, theirs))
+    assert one.components == two.components and one.fixed == two.fixed
+    assert torch.allclose(one.matrix, two.matrix, atol=1e-5)
+    assert one.logit == pytest.approx(two.logit, abs=1e-5)
+
+
+def test_layers_without_attention_go_by_their_path():
+    config = transformers.Qwen3NextConfig(
+        **{**SMALL, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+        **dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8),
+        **dict(layer_types=["linear_attention", "full_attention", "linear_attention"]),
+        **dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=16),
+    )
+    torch.manual_seed(3)
+    model = transformers.Qwen3NextForCausalLM(config).eval()
+    found = saccade.attribute(model, IDS, TARGET, position=ROW)
+    assert [str(component) for component in found.components] == [
+        *("token embedding", "head 0.0", "head 0.1", "head 0.2", "head 0.3", "feed-forward 0"),
+        *("model.layers.0", "model.layers.2", "biases"),
+    ]
+    assert found.fixed[1] == "the weights and gates of heads"
+    assert all(abs(float(share)) > 0 for share in found.contributions[:-1])
+
+
+def test_tokens_that_are_the_numbers_of_their_places_are_still_tokens():
+    model = random(
+        transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=31, n_positions=9, n_embd=24, n_layer=1, n_head=3)
+        )
+    )
+    counted = saccade.attribute(model, torch.arange(7)[None], TARGET, position=ROW)
+    with torch.no_grad():
+        model.transformer.wpe.weight.zero_()
+    placeless = saccade.attribute(model, torch.arange(7)[None], TARGET, position=ROW)
+    assert counted.of("position") != 0 and placeless.of("position") == 0 and placeless.of("token") != 0
+
+
+def test_half_precision_is_summed_in_single():
+    model = random(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))).bfloat16()
+    found = saccade.attribute(model, IDS, TARGET, position=ROW)
+    wide = saccade.attribute(model.float(), IDS, TARGET, position=ROW)
+    assert torch.equal(found.contributions, wide.contributions)
+
+
+class Block(nn.Module):
+    def __init__(self, add):
+        super().__init__()
+        self.attention = saccade.nn.MultiHeadAttention(saccade.nn.AttentionConfig(24, heads=HEADS))
+        self.add = add
+
+    def forward(self, x):
+        return self.add(x, self.attention(x))
+
+
+class Theirs(nn.Module):
+    """A language model with another way to go on from each attention."""
+
+    def __init__(self, add):
+        super().__init__()
+        self.table, self.out = nn.Embedding(31, 24), nn.Linear(24, 31)
+        self.blocks = nn.ModuleList(Block(add) for _ in range(2))
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x)
+
+
+def test_a_sum_that_does_not_hold_names_its_first_operation():
+    """`index_add` adds a constant that is not seen as one."""
+
+    def add(x, y):
+        return torch.index_add(x + y, 1, torch.tensor([ROW]), torch.full_like(x[:, :1], 0.7).detach())
+
+    model = random(Theirs(add))
+    with pytest.raises(
+        ValueError, match=r"^model: what is added .* does not sum to it, from index_add in blocks\.0 on$"
+    ):
+        saccade.attribute(model, IDS, TARGET, position=ROW)
+
+
+def test_a_stream_that_is_not_a_sum_is_refused_with_its_place():
+    model = random(Theirs(lambda x, y: torch.softmax(x + y, -1)))
+    with pytest.raises(ValueError, match=r"leads back to the embedding; it ends at softmax in blocks\.1$"):
+        saccade.attribute(model, IDS, TARGET)
+
+
+def test_a_run_leaves_a_foreign_model_as_it_was():
+    model = random(Theirs(torch.add)).train()
+    model.table.weight.requires_grad_(False)
+    saccade.attribute(model, IDS, TARGET)
+    with pytest.raises(ValueError, match="does not exist"):
+        saccade.why_attends(model, IDS, 2, 1, head=(9, 0))
+    assert model.training and not model.table.weight.requires_grad and model.out.weight.requires_grad
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
