@@ -84,18 +84,19 @@ class Stream:
             each
             for node in nodes
             for each in before(node)
-            if len(writers[each]) == 1 and writers[node] != writers[each] and self._is_known(each, leaf_of, writers)
+            if len(writers[each]) == 1 and writers[node] != writers[each] and self._is_known(each, writers)
         }
         parts = []
         for node in in_order([graph_of(readout)], lambda node: node in last):
             if node in last:
-                parts.append(Part(*writers[node], self.trace.made[node].tensor))
+                (component,) = writers[node]
+                parts.append(Part(component, self.trace.made[node].tensor))
             elif node in leaf_of:
                 own = leaf_of[node]
                 parts.append(Part(named(own), own.tensor, own.call))
         return parts
 
-    def _is_known(self, node: Any, leaf_of: dict[Any, Leaf], writers: dict[Any, frozenset[Component]]) -> bool:
+    def _is_known(self, node: Any, writers: dict[Any, frozenset[Component]]) -> bool:
         """Whether a node is the output of layers that mix, whose value is known."""
         (component,) = writers[node]
         made = self.trace.made.get(node)
@@ -235,13 +236,13 @@ class _Names:
 
     def _table(self, leaf: Leaf) -> Component:
         """Tokens may be the numbers of their places: the first table that is read by them is that of tokens."""
-        if leaf.index is None:
+        if leaf.read_by is None:
             return POSITION if leaf.tensor.shape[-2:-1] == self._ids.shape[-1:] else TYPE
-        counts = bool((leaf.index.flatten() == torch.arange(leaf.index.numel(), device=leaf.index.device)).all())
+        counts = bool((leaf.read_by.flatten() == torch.arange(leaf.read_by.numel(), device=leaf.read_by.device)).all())
         if reads(leaf, self._ids) and (leaf is self._first or not counts):
             return TOKEN
-        same = bool((leaf.index == leaf.index.flatten()[0]).all())
-        return TYPE if same and (leaf.index.numel() > 1 or leaf.rows < 5) else POSITION
+        same = bool((leaf.read_by == leaf.read_by.flatten()[0]).all())
+        return TYPE if same and (leaf.read_by.numel() > 1 or leaf.rows < 5) else POSITION
 
 
 def _by_row(tensor: Tensor, ids: Tensor) -> bool:

@@ -72,12 +72,12 @@ def factors(node: Any) -> list[Any]:
 
 
 class _Sources(NamedTuple):
-    """What a node is linear in: leaves, and nodes at which the graph is not linear."""
+    """What a node is linear in: leaves, and nodes at which the graph ends since it is not linear there."""
 
     leaves: frozenset[int]
     ends: frozenset[Any]
 
-    def __or__(self, other: _Sources) -> _Sources:  # type: ignore[override]
+    def __or__(self, other: _Sources) -> _Sources:
         return _Sources(self.leaves | other.leaves, self.ends | other.ends)
 
 
@@ -104,10 +104,10 @@ def nonlinear(trace: TracedRun, ends: Sequence[Tensor], ids: Tensor) -> dict[int
         if whole.leaves & tokens:
             decided = {node: held.get(node, Held("cut")) for node in whole.ends}
             return _by_number(trace, {**decided, **spine, **held}, found, added)
-        (end,) = whole.ends if len(whole.ends) == 1 else (None,)
-        if end is None or not (name_of(end) in _ACTIVATIONS or len(factors(end)) == 2):
+        way = next(iter(whole.ends), None)
+        if len(whole.ends) != 1 or not (name_of(way) in _ACTIVATIONS or len(factors(way)) == 2):
             break
-        spine[end] = _on_the_spine(end, found, tokens)
+        spine[way] = _on_the_spine(way, found)
     where = ", ".join(sorted({_said(trace, node) for node in list(whole.ends)[:3]})) or "the embedding"
     raise NoStream(
         "model: its residual stream could not be found: nothing that is added up leads back to the embedding; it ends "
@@ -153,22 +153,23 @@ def _divides(node: Any) -> bool:
     return name_of(node) == "Div" and node.next_functions[0][0] is None
 
 
-def _on_the_spine(node: Any, found: dict[Any, _Sources], tokens: frozenset[int]) -> Held:
+def _on_the_spine(node: Any, sources: dict[Any, _Sources]) -> Held:
+    """The ratio of an activation or softcap that everything passes through, or one factor of a product."""
     operands = factors(node)
     if len(operands) == 2:
-        linear = [bool(found[each].leaves) for each in operands]
+        linear = [bool(sources[each].leaves) for each in operands]
         return Held("hold", linear.index(False) if sum(linear) == 1 else 1)
     return Held("ratio")
 
 
 def _by_number(
-    trace: TracedRun, decided: dict[Any, Held], found: dict[Any, _Sources], added: frozenset[int]
+    trace: TracedRun, decided: dict[Any, Held], sources: dict[Any, _Sources], added: frozenset[int]
 ) -> dict[int, Held]:
     by_number: dict[int, Held] = {}
     for node, held in decided.items():
         made = trace.made.get(node)
         if made is None and held.kind == "cut":  # inside of an operation, or of code that is not followed
-            only = (each for each, own in found.items() if own.ends == {node} and own.leaves <= added)
+            only = (each for each, own in sources.items() if own.ends == {node} and own.leaves <= added)
             made = min((trace.made[each] for each in only if each in trace.made), default=None, key=_number)
         if made is None:
             raise NoStream(f"model: the residual stream leads through {name_of(node)}, which cannot be followed")
@@ -187,7 +188,7 @@ def _said(trace: TracedRun, node: Any) -> str:
 
 def reads(leaf: Leaf, ids: Tensor) -> bool:
     """Whether a leaf is what a table has for the tokens."""
-    index = leaf.index
+    index = leaf.read_by
     return index is not None and index.numel() == ids.numel() and bool((index.flatten() == ids.flatten()).all())
 
 

@@ -40,7 +40,7 @@ class Leaf(NamedTuple):
     """A tensor of the graph without a past.
 
     Attributes:
-        kind: "read" from a table of `rows` by `index`, "added" (a constant), "head" (the output of the attention call
+        kind: "read" from a table of `rows` by `read_by`, "added" (a constant), "head" (the output of the attention call
             number `call`) or "cut" (the output of a nonlinear operation).
         path: of the module that made it.
     """
@@ -48,14 +48,14 @@ class Leaf(NamedTuple):
     kind: str
     tensor: Tensor
     path: str
-    index: Tensor | None = None
+    read_by: Tensor | None = None
     rows: int = 0
     call: int | None = None
     calls: int = 0  # attention calls before it
 
 
 class Made(NamedTuple):
-    """What an operation returned: its number in the run, name and module, and the state of the tensor."""
+    """The result of an operation: its number in the run, name and module, and the state of the tensor."""
 
     number: int
     name: str
@@ -65,7 +65,7 @@ class Made(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a second run does at an operation: "cut", "ratio" (of output and input), or "hold" with an operand."""
+    """The action of a second run at an operation: "cut", "ratio" (of output and input), or "hold" with an operand."""
 
     kind: str
     operand: int = 0
@@ -126,7 +126,7 @@ class TracedRun(TorchFunctionMode):
 
     @property
     def path(self) -> str:
-        """Of the innermost running module."""
+        """The path of the innermost running module."""
         return self._paths[-1]
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
