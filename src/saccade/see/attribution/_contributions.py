@@ -44,7 +44,7 @@ class _Summed(NamedTuple):
     rounding: Tensor
 
     def differ(self, expected: Tensor) -> bool:
-        """Whether they do not sum to what is expected (D,)."""
+        """Whether the shares do not sum to what is expected (D,)."""
         return bool(((sum(self.shares.values()) - exact(expected)).abs() > self.rounding).any())
 
 
@@ -68,7 +68,7 @@ class Stream:
         return self.trace.calls
 
     def parts(self, readout: Tensor) -> list[Part]:
-        """What the readout (D,) is linear in."""
+        """The tensors that the readout (D,) is linear in."""
         leaf_of = {node_of(leaf): leaf for leaf in self.trace.leaves}
         named = _Names(self)
         nodes = in_order([graph_of(readout)])

@@ -1,6 +1,6 @@
 """The residual stream of any model, found in the graph of one run: what is added to it, and where it is not linear.
 
-A first run gives the graph. Every operation in it is linear in what came before, or not: the name of its node says
+A first run gives the graph. Every operation in it is linear in its operands, or not: the name of its node says
 which, and a product of two tensors that both come from the stream is not. Where a nonlinear operation is reached, its
 output is what a feed-forward layer (or another mixer) writes, unless all that is read passes through it: then its ratio
 to its input is held fixed (activations in heads of masked models, softcaps of logits). A gate on the output of heads is
@@ -72,7 +72,7 @@ def factors(node: Any) -> list[Any]:
 
 
 class _Sources(NamedTuple):
-    """What a node is linear in: leaves, and nodes at which the graph ends since it is not linear there."""
+    """The leaves that a node is linear in, and the nodes at which the graph is not linear."""
 
     leaves: frozenset[int]
     ends: frozenset[Any]
@@ -85,7 +85,7 @@ _NOTHING = _Sources(frozenset(), frozenset())
 
 
 def nonlinear(trace: TracedRun, ends: Sequence[Tensor], ids: Tensor) -> dict[int, Held]:
-    """What a second run must do so that the tensors `ends` are linear in the leaves.
+    """The actions of a second run that make the tensors `ends` linear in the leaves.
 
     Raises:
         NoStream: the tokens are not in what remains.
