@@ -108,6 +108,15 @@ def gpt_oss(folder):
     return _saved(folder, transformers.GptOssModel, config, _sentence_pieces())
 
 
+def jamba(folder):
+    """Attention in layers 1 and 4 of five; the others are Mamba's."""
+    config = transformers.JambaConfig(
+        hidden_size=24, num_hidden_layers=5, num_attention_heads=3, num_key_value_heads=1, intermediate_size=20,
+        attn_layer_period=3, attn_layer_offset=1, num_experts=2, mamba_d_state=5, mamba_dt_rank=3,
+    )  # fmt: skip
+    return _saved(folder, transformers.JambaModel, config, _sentence_pieces())
+
+
 def vit(folder):
     """Reads pictures."""
     config = transformers.ViTConfig(hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=23)
@@ -135,7 +144,9 @@ def _saved(folder, model, config, tokenizer):
         with torch.no_grad():
             for parameter in module.parameters():
                 if parameter.ndim > 1:  # weights so large that heads differ, as those of trained models do
-                    parameter.normal_(0, parameter.shape[-1] ** -0.5 if "mamba" in config.model_type else 0.5)
+                    parameter.normal_(
+                        0, parameter.shape[-1] ** -0.5 if config.model_type in ("jamba", "mamba") else 0.5
+                    )
         module.save_pretrained(folder)
         transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(folder)
     return folder

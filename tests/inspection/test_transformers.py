@@ -17,11 +17,13 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from rich.console import Console
 
 from saccade.inspection import as_text_model, collect, look, open_model, words_that_fit
 from saccade.inspection._models import weights_of
 from saccade.models import load
 from saccade.models.checkpoints.transformers_reading import read_configuration
+from saccade.viewer import as_json, print_look, render_report
 
 TEXT = "The cat sat on the shelves, untouched: when Nobody knows catalogues, the man was gone."
 MAKERS = {name: getattr(checkpoints, name) for name in ("bert", "roberta", "gpt2", "llama", "t5", "falcon", "gpt_oss")}
@@ -290,8 +292,23 @@ def test_models_whose_attention_nobody_sees(tmp_path):
     for name in ("mamba", "bloom"):
         path = getattr(checkpoints, name)(tmp_path / name)
         told = rf"{name}: no attention call could be observed in {name.capitalize()}Model: it has none, or computes"
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=told) as raised:
             open_model(path)
+        assert ("layers 0 and 1 of layers are MambaMixer" in str(raised.value)) == (name == "mamba")
+
+
+def test_layers_without_attention_are_named(tmp_path, capsys):
+    """The terminal, the page and the JSON say what they are, and which layers the shown ones are."""
+    found = look(open_model(checkpoints.jamba(tmp_path / "jamba")), TEXT)
+    assert found.seen.layers == 2
+    words = (
+        "layers 0, 2 and 3 of layers are JambaMambaMixer: no attention weights there. Layers with attention, counted "
+        "from 0 here: 1 and 4"
+    )
+    assert found.other_layers == words == as_json(found)["other_layers"]
+    print_look(Console(width=300), found)
+    assert f"Note: {words}." in capsys.readouterr().out
+    assert f"Note: {words}." in render_report(found, "0")
 
 
 def test_a_model_that_reads_no_text(tmp_path):

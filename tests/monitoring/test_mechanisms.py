@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import saccade
-from saccade.nn import AttentionConfig, BlockConfig, Encoder
+from saccade.nn import AttentionConfig, BlockConfig, Decoder, Encoder
 from saccade.variants import MECHANISMS, DifferentialConfig, GatedConfig
 
 WHY = "a mechanism instead of softmax attention, which has no weights of that kind"
@@ -14,7 +14,8 @@ SHOWN = ("differential", "gated")
 
 
 def encoder(config):
-    return Encoder(BlockConfig(AttentionConfig(16, 2, mechanism=config), hidden=8), 2)
+    make = Encoder if config is None or config.traits.bidirectional is True else Decoder
+    return make(BlockConfig(AttentionConfig(16, 2, mechanism=config), hidden=8), 2)
 
 
 @pytest.mark.parametrize("kind", [k for k in MECHANISMS if k.name not in SHOWN], ids=lambda kind: kind.name)

@@ -19,6 +19,7 @@ from saccade.variants import (
     BlockTopKConfig,
     DifferentialConfig,
     GatedConfig,
+    GatedDeltaConfig,
     LinearConfig,
     LinformerConfig,
     LongformerConfig,
@@ -57,6 +58,7 @@ SCHEMES = {
     "T5": dict(positions=T5Config(8, 16)),
     "linear": dict(mechanism=LinearConfig()),
     "gated": dict(mechanism=GatedConfig()),
+    "gated delta rule": dict(mechanism=GatedDeltaConfig(), kv_heads=3),
     "gated by head": dict(mechanism=GatedConfig(headwise=True)),
     "linformer": dict(mechanism=LinformerConfig(11, 5, shared="none")),
     "nystrom": dict(mechanism=NystromConfig(3)),
@@ -71,15 +73,16 @@ def test_pruned_and_masked_modules_are_equal(name):
     x = torch.randn(2, 11, 29, dtype=torch.float64)
     padding = Padding(torch.tensor([11, 7]))
     rows = torch.arange(11) < torch.tensor([[11], [7]])
+    mask, removed = (Causal(), [0, 1]) if name == "gated delta rule" else (None, [1, 4, 5])
     pruned = assert_equals_masked(
         inside(attention(**SCHEMES[name])),
-        {"attention": [1, 4, 5]},
+        {"attention": removed},
         WIDTH,
-        lambda model: model["attention"](x, padding=padding)[rows],
+        lambda model: model["attention"](x, mask, padding=padding)[rows],
     )["attention"]
-    assert pruned.config.heads == 3
-    assert pruned.output.weight.shape == (29, 12)
-    assert pruned.output.in_features == 12
+    assert pruned.config.heads == 6 - len(removed)
+    assert pruned.output.weight.shape == (29, 4 * (6 - len(removed)))
+    assert pruned.output.in_features == 4 * (6 - len(removed))
 
 
 def test_a_configuration_of_a_pruned_module_makes_the_same_module():

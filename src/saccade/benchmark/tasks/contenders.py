@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,5 +113,7 @@ def _state_size(mechanism: Recurrent, config: AttentionConfig) -> int:
     query = torch.zeros(1, shape.query_heads, 1, shape.head)
     key = torch.zeros(1, shape.key_heads, 1, shape.head)
     value = torch.zeros(1, shape.kv_heads, 1, shape.value_head)
-    _, state = mechanism.step(query, key, value)
+    reads_tokens = config.mechanism is not None and config.mechanism.reads_tokens
+    options: dict[str, Any] = {"tokens": torch.zeros(1, 1, config.width)} if reads_tokens else {}
+    _, state = mechanism.step(query, key, value, **options)
     return sum(part.numel() for part in state)

@@ -17,6 +17,7 @@ from ..variants import (
     BlockTopKAttention,
     DifferentialAttention,
     GatedAttention,
+    GatedDeltaRule,
     LinearAttention,
     LinformerAttention,
     LongformerAttention,
@@ -161,6 +162,12 @@ def _gated(module: Any, kept: Sequence[int], groups: Sequence[int]) -> Cut:
     return joined([linear_cut(module.gate, rows=rows), Cut([], [Change(module, "heads", len(kept))])])
 
 
+def _gated_delta(module: Any, kept: Sequence[int], groups: Sequence[int]) -> Cut:
+    gates = [linear_cut(gate, rows=groups) for gate in (module.beta, module.alpha) if gate is not None]
+    rate = [] if module.log_rate is None else [WeightSlice(module, "log_rate", 0, tuple(groups))]
+    return joined([*gates, Cut(rate, [])])
+
+
 def _longformer(module: Any, kept: Sequence[int], groups: Sequence[int]) -> Cut:
     if isinstance(module.config.dilation, tuple):
         raise ValueError("the mechanism 'longformer' has a dilation for each head, which its configuration numbers")
@@ -193,6 +200,7 @@ _MECHANISMS: dict[type[Mechanism], Callable[[Any, Sequence[int], Sequence[int]],
     BlockTopKAttention: _nothing,
     DifferentialAttention: _nothing,
     GatedAttention: _gated,
+    GatedDeltaRule: _gated_delta,
     LinearAttention: _nothing,
     LinformerAttention: _linformer,
     LongformerAttention: _longformer,

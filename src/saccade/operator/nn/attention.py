@@ -288,7 +288,8 @@ class MultiHeadAttention(nn.Module):
         if isinstance(positions, Rotary):
             offset = cache.offset(x.shape[1], padding) if offset is None else offset
             query, key = positions(query, offset), positions(key, offset)
-        return cache.advance(query, key, value, mask, padding)
+        reads_tokens = self.config.mechanism is not None and self.config.mechanism.reads_tokens
+        return cache.advance(query, key, value, mask, padding, **({"tokens": x} if reads_tokens else {}))
 
     def _attend(
         self,

@@ -19,6 +19,13 @@ from .differential import (
     initial_lambda,
 )
 from .gated import GatedAttention as GatedAttention, GatedConfig, gated_attention
+from .gated_delta import (
+    DeltaState as DeltaState,
+    GatedDeltaConfig,
+    GatedDeltaRule as GatedDeltaRule,
+    gated_delta_rule,
+    gated_delta_step,
+)
 from .linear import LinearAttention as LinearAttention, LinearConfig, linear_attention, linear_step
 from .linformer import LinformerAttention as LinformerAttention, LinformerConfig, linformer_attention
 from .longformer import LongformerAttention as LongformerAttention, LongformerConfig
@@ -37,6 +44,7 @@ __all__ = [
     "BlockTopKConfig",
     "DifferentialConfig",
     "GatedConfig",
+    "GatedDeltaConfig",
     "HeadSizes",
     "LinearConfig",
     "LinformerConfig",
@@ -55,6 +63,8 @@ __all__ = [
     "draw_projection",
     "feature_maps",
     "gated_attention",
+    "gated_delta_rule",
+    "gated_delta_step",
     "initial_lambda",
     "linear_attention",
     "linear_step",
@@ -69,6 +79,7 @@ __all__ = [
 
 MECHANISMS: tuple[type[MechanismConfig], ...] = (
     LinearConfig,
+    GatedDeltaConfig,
     PerformerConfig,
     ReformerConfig,
     BlockTopKConfig,
@@ -84,7 +95,7 @@ MECHANISMS: tuple[type[MechanismConfig], ...] = (
 Example:
     >>> import saccade
     >>> [mechanism.name for mechanism in saccade.variants.MECHANISMS][:3]
-    ['linear', 'performer', 'reformer']
+    ['linear', 'gated-delta', 'performer']
 """
 
 

@@ -161,6 +161,7 @@ class Recurrent(Mechanism):
             key, value: (B, Hkv, L, D) and (B, Hkv, L, Dv) of the same tokens.
             state: what an earlier step gave; None: nothing came before. It is not changed.
             mask: `Padding` of the new tokens, or None. Padded ones leave no trace in the state.
+            tokens: (B, L, E), an argument only where `MechanismConfig.reads_tokens`, as in `forward`.
 
         Returns:
             (out (B, heads, L, Dv), the state after these tokens).

@@ -59,6 +59,7 @@ class Look:
     whole: TokenMap | None = None
     outside: Sequence[str] = ()
     generates: bool = True  # whether `saccade generate` can continue the text
+    other_layers: str = ""  # what the model's layers without attention are; "" where all have some
 
     def __repr__(self) -> str:
         text = shorten(self.seen.text[:200], 40)
@@ -229,7 +230,7 @@ def look(
         result = _of_a_map(model, collect(model, text), head)
     else:
         result = _of_a_part(model, tokens.ids, survey(model, text, tokens.ids, words), head, rows)
-    return replace(result, model=name, source=source, generates=generates)
+    return replace(result, model=name, source=source, other_layers=model.other_layers, generates=generates)
 
 
 def _of_a_map(model: TextModel, attention: AttentionMap, head: tuple[int, int] | None) -> Look:

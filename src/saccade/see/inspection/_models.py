@@ -74,6 +74,7 @@ class TextModel(ABC):
     before: tuple[int, ...]
     after: tuple[int, ...]
     special: frozenset[int]  # ids of special tokens, also where they are spelled in the text
+    other_layers: str = ""  # what layers without attention are, and which the others are; "" where all have some
     roles: dict[str, Any] | None = None  # what `measure_roles` returned, None if unmeasured
 
     @property

@@ -22,6 +22,9 @@ from ...make.models.checkpoints.transformers_reading import (
     read_weights,
 )
 from ...operator._call import ObservedCall
+from ...support._numbers import joined
+from ..monitoring import watch
+from ..monitoring._layers import sentences
 from ._models import LayerObserver, TextModel, Tokens, weights_of
 from ._observing import calls_told_to
 
@@ -106,11 +109,16 @@ class TransformersTextModel(TextModel):
             heads.append(call.query.shape[1])
             looks_ahead.append(bool(weights_of(call).triu(1).any()))
 
-        self.run(tokens, visit)
+        with watch(self._module, alarms=False) as watched:
+            self.run(tokens, visit)
+        others = sentences(watched.without_attention)
         if not heads:
             kind = type(self._module).__name__
-            why = "it has none, or computes attention in code of its own"
+            why = "; ".join(["it has none, or computes attention in code of its own", *others])
             raise ValueError(f"{self.name}: no attention call could be observed in {kind}: {why}")
+        if others:
+            shown = f"Layers with attention, counted from 0 here: {joined([str(call.layer) for call in watched.calls])}"
+            self.other_layers = f"{'; '.join(others)}: no attention weights there. {shown}"
         return tuple(heads), not any(looks_ahead)
 
 

@@ -21,6 +21,7 @@ from ...support._whole_file import whole_file
 from ._aggregates import RunningSums
 from ._alarms import Alarm
 from ._kept_calls import KeptCall
+from ._layers import sentences
 from ._masks_stored import Tensors, UnstorableMask, read_bias, read_mask, stored_bias, stored_mask
 from ._observed import CallObservations, SiteObservations
 from ._record import CallSite, Unobserved
@@ -45,6 +46,7 @@ def write(observations: CallObservations, path: str | Path) -> dict[str, str]:
         "places": places,
         "unobserved": _counted(observations.unobserved),
         "unknown": _counted(observations.unknown),
+        "without_attention": observations.without_attention,
         "alarms": [plain_values(alarm.to_dict(), repr) for alarm in observations.alarms],
         "left_out": left_out,
     }
@@ -128,6 +130,9 @@ def _read(contents: Mapping[str, Any], tensors: Tensors, observations: CallObser
     observations.passed_over = int(contents.get("passed_over", 0))
     observations.unobserved = _read_counted(contents["unobserved"])
     observations.unknown = _read_counted(contents.get("unknown", {}))
+    without = contents.get("without_attention", {})
+    observations._without_attention = {str(path): str(kind) for path, kind in without.items()}
+    sentences(observations._without_attention)  # ValueError unless each path ends in the number of a layer
     observations._alarms = [Alarm.from_dict(_numbers(values)) for values in contents["alarms"]]
     for number, stored in enumerate(contents["places"]):
         place = _read_place(stored, str(number), tensors)

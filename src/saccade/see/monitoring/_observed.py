@@ -47,6 +47,8 @@ class CallObservations(StepCounts):
         kept: by call name, the latest call that was chosen to be kept.
         alarms: the alarms, in the order in which they fired.
         unobserved: by name, attention that was not observed: how often, and why.
+        without_attention: layers that ran without softmax attention beside layers with it, such as the linear layers of
+            a hybrid model: by path, the class of what they have instead.
         unknown: by call name, unknown properties of observed calls: how often, and why.
         steps, observed: the number of forwards, and of observed forwards.
     """
@@ -55,10 +57,15 @@ class CallObservations(StepCounts):
         super().__init__()
         self._places: dict[str, SiteObservations] = {}
         self._alarms: list[Alarm] = []
+        self._without_attention: dict[str, str] = {}
 
     @property
     def alarms(self) -> list[Alarm]:
         return list(self._alarms)
+
+    @property
+    def without_attention(self) -> dict[str, str]:
+        return dict(self._without_attention)
 
     @property
     def calls(self) -> list[CallSite]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ...support._numbers import compact, counted
 from ...support._tables import Markup, Table
 from ._aggregates import Aggregate
+from ._layers import sentences
 from ._observed import CallObservations
 from ._record import Unobserved
 
@@ -168,8 +169,10 @@ def _alarms(observations: CallObservations) -> list[str]:
 
 
 def _not_seen(observations: CallObservations) -> list[list[str]]:
-    """Unobserved calls and unknown properties, each with a title and lines."""
+    """Layers without attention, unobserved calls and unknown properties, each with a title and lines."""
+    without = [f"  {sentence}" for sentence in sentences(observations.without_attention)]
     return [
+        ["", "Without attention weights:", *without] if without else [],
         _counted("Not observed:", observations.unobserved, ".unobserved"),
         _counted("Not known:", observations.unknown, ".unknown"),
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ...operator.variants import Mechanism
+from ._layers import layers_without_attention
 from ._record import CallSite
 from .calls import _thread
 from .calls._calls_mode import AttentionCallsMode
@@ -71,6 +72,7 @@ class ModuleWalk:
         self._skipping = False
         self._outermost: nn.Module | None = None  # of the running step
         self._sites: dict[str, CallSite] = {}
+        self.ran: set[str] = set()  # paths of modules that ran in observed steps
 
     def enter(self, name: str, *around: AbstractContextManager[Any]) -> ExitStack:
         """Begin the block of the function `name`, within other contexts; returns the stack that `leave` closes."""
@@ -117,6 +119,11 @@ class ModuleWalk:
     def module(self) -> nn.Module | None:
         """The innermost running module."""
         return self._stack[-1][1] if self._stack else None
+
+    def layers_without_attention(self, unknown: Iterable[str]) -> dict[str, str]:
+        """As `layers_without_attention`, of the observed steps; `unknown`: names of unobserved calls."""
+        paths = {name.partition(": ")[0] for name in unknown}
+        return layers_without_attention(self._model, self.ran, {site.path for site in self._sites.values()}, paths)
 
     @property
     def here(self) -> bool:
@@ -192,6 +199,7 @@ class ModuleWalk:
         if self.observing:
             self._stack.append((path, module))
             self._visits[path] += 1
+            self.ran.add(path)
             if _hides_maps(module):
                 self._watcher.missed(path, MECHANISM)
 

@@ -84,6 +84,10 @@ class ModelWatch(Observations):
         return [] if self._judge is None else self._judge.fired
 
     @property
+    def without_attention(self) -> dict[str, str]:
+        return self._walk.layers_without_attention(self.unobserved)
+
+    @property
     def module(self) -> nn.Module | None:
         """The innermost running module."""
         return self._walk.module

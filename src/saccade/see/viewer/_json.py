@@ -16,14 +16,15 @@ MOST_RECEIVING = 20
 def as_json(look: Look) -> dict[str, Any]:
     """The contents of ``saccade look --json``.
 
-    ``format`` 1; ``text``; ``model``; ``causal``: whether no word attends to a later one; ``source``: "" or where the
-    text came from; ``words``: each with ``text``, ``start`` and ``stop`` (characters of ``text``), ``tokens`` (their
-    number) and ``special`` (a special token, such as ``<s>``); ``findings``: ``kind``, ``sentence``, ``value``,
-    ``telling`` (nats), and ``layer``, ``head``, ``query``, ``key`` where they apply (``query`` and ``key`` are indices
-    of ``words``); ``shown``: the ``layer`` and ``head`` of the first finding; ``heads``: ``layer``, ``head``, ``role``,
-    ``decided_by``, ``score``, ``above_chance`` (that score, as for the role), ``here`` (each score in this text, null
-    where the text has no case), ``entropy`` (nats) and ``weights``: row q holds the weights of word q on the words it
-    sees, the first ones, to 6 decimals.
+    ``format`` 1; ``text``; ``model``; ``other_layers``: "" or what the model's layers without attention are;
+    ``causal``: whether no word attends to a later one; ``source``: "" or where the text came from; ``words``: each with
+    ``text``, ``start`` and ``stop`` (characters of ``text``), ``tokens`` (their number) and ``special`` (a special
+    token, such as ``<s>``); ``findings``: ``kind``, ``sentence``, ``value``, ``telling`` (nats), and ``layer``,
+    ``head``, ``query``, ``key`` where they apply (``query`` and ``key`` are indices of ``words``); ``shown``: the
+    ``layer`` and ``head`` of the first finding; ``heads``: ``layer``, ``head``, ``role``, ``decided_by``, ``score``,
+    ``above_chance`` (that score, as for the role), ``here`` (each score in this text, null where the text has no case),
+    ``entropy`` (nats) and ``weights``: row q holds the weights of word q on the words it sees, the first ones, to 6
+    decimals.
 
     ``whole`` is null, or for a text too long for a full map: its numbers of ``words`` and ``tokens``; ``part``: the
     first and last of each run of words in ``words`` and ``weights`` (rows miss the weight on other words); the words
@@ -35,7 +36,7 @@ def as_json(look: Look) -> dict[str, Any]:
         >>> from saccade.viewer import as_json
         >>> found = as_json(look(open_model(), "The cat sat on the mat."))
         >>> list(found)
-        ['format', 'text', 'model', 'causal', 'source', 'words', 'findings', 'shown', 'whole', 'heads']
+        ['format', 'text', 'model', 'other_layers', 'causal', 'source', 'words', 'findings', 'shown', 'whole', 'heads']
         >>> found["findings"][0]["sentence"], found["shown"]
         ("The second 'the' looks mostly at 'sat' (.85) in layer 2 head 1", {'layer': 2, 'head': 1})
     """
@@ -44,6 +45,7 @@ def as_json(look: Look) -> dict[str, Any]:
         "format": 1,
         "text": map_.text,
         "model": look.model,
+        "other_layers": look.other_layers,
         "causal": map_.causal,
         "source": look.source,
         "words": [_word(w) for w in map_.words],

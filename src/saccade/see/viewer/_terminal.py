@@ -57,8 +57,8 @@ def print_look(console: Console, look: Look) -> None:
         • 'mat' looks mostly at 'on' (.64) in layer 1 head 6
         ...
     """
-    if look.note:
-        console.print(Text(f"Note: {look.note}."))
+    for note in filter(None, (look.note, look.other_layers)):
+        console.print(Text(f"Note: {note}."))
     console.print(_facts(look), style="dim")
     console.print()
     for finding in look.findings:

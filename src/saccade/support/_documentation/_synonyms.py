@@ -34,6 +34,7 @@ CHOOSING = {
     "which attention solves what": "long-range dependencies, long-range dependency, long-term dependencies, long-range",
     "which attention should i choose": "rnn, lstm, gru, recurrent network, recurrent neural network, recurrence, "
     "convolution, cnn, convolutional network, mlp, state space model, mamba",
+    "gated-delta": "deltanet, gated deltanet, delta rule, fast weight programmer, linear rnn, WY representation",
     "linear": "kernel trick, linear attention, kernel feature map, linearized attention, kernelized attention",
     "linformer": "low-rank, low-rank attention, low-rank approximation, low-rank projection",
     "performer": "random features, random feature attention, favor+",

@@ -49,8 +49,18 @@ class RecurrentLayer(LayerCache):
         self._state: Any = None
         self._before: tuple[Any, np.ndarray] | None = None  # state and lengths before the last call
 
-    def advance(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, padding: Padding | None) -> Tensor:
+    def advance(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        padding: Padding | None,
+        **options: Any,
+    ) -> Tensor:
         """Read new tokens after those so far: (B, Hq, L, D), (B, Hkv, L, D), (B, Hkv, L, Dv) -> (B, heads, L, Dv).
+
+        `options` are the mechanism's own: `tokens` (B, L, E) where it reads them.
 
         Raises:
             ValueError: a mask other than `Causal()`, tensors that do not fit the state, padding that does not fit.
@@ -67,7 +77,7 @@ class RecurrentLayer(LayerCache):
                 "one batch (reorder changes it)"
             )
         before = self._outside_inference()
-        out, state = self.mechanism.step(query, key, value, before, padding)
+        out, state = self.mechanism.step(query, key, value, before, padding, **options)
         self._before = before, self._host
         self._state = state
         self._set_lengths(self._host + arriving.count)

@@ -13,6 +13,7 @@ from ....operator._masks import Causal, Chunks, Documents, Mask, Prefix, Window
 from ....operator.variants import (
     MECHANISMS,
     BlockTopKConfig,
+    GatedDeltaConfig,
     HeadSizes,
     LinformerConfig,
     MechanismConfig,
@@ -29,7 +30,8 @@ LENGTH = 16  # tokens of each picture
 _SIDE, _GAP, _HEAD, _FOOT = 160.0, 44.0, 26.0, 48.0
 _COLUMNS = 5
 _WIDTH = 8  # of a head, for mechanisms whose pairs are probed
-_SUMMARIES = ("linear", "performer", "linformer", "nystrom")  # use sums of keys and values instead of pairs
+# Use sums of keys and values instead of pairs.
+_SUMMARIES = ("linear", "gated-delta", "performer", "linformer", "nystrom")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,7 @@ def all_variants() -> list[Variant]:
     return out
 
 
-_NAMES = {"block-topk": "Block top-k", "nystrom": "Nyström"}
+_NAMES = {"block-topk": "Block top-k", "gated-delta": "Gated delta rule", "nystrom": "Nyström"}
 _CHOSEN = ("reformer", "block-topk", "longformer")
 
 
@@ -101,7 +103,8 @@ def of_mechanism(config: MechanismConfig) -> Variant:
         return Variant(name, code, None, "all pairs with landmarks", "nystrom")
     if config.name in _SUMMARIES:
         features = "random features" if isinstance(config, PerformerConfig) else "features φ(k)"
-        return Variant(name, code, None, f"one sum, {features}", "state")
+        note = "one state, corrected" if isinstance(config, GatedDeltaConfig) else f"one sum, {features}"
+        return Variant(name, code, None, note, "state")
     pairs = probed_pairs(config)
     by = ", by content" if config.name in ("reformer", "block-topk") else ""
     code = f"BlockTopKConfig({config.block}, {config.k}), causal" if isinstance(config, BlockTopKConfig) else code
