@@ -251,7 +251,7 @@ def _quick(base: type[Any]) -> type[Any]:
     class Quick(base):  # type: ignore[misc]
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
             if raw_type != _ARRAY or self.byte_order != "I":
-                return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+                return super()._get_field_parts(orig_offs, raw_type)
             view, end = memoryview(self.data), orig_offs + 12
             kind, count = struct.unpack_from("<IQ", view, orig_offs)
             values: list[Any] = []
@@ -265,7 +265,7 @@ def _quick(base: type[Any]) -> type[Any]:
                     end += 8 + length
                     values.append(bytes(view[end - length : end]))
             else:
-                return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+                return super()._get_field_parts(orig_offs, raw_type)
             types = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind)]
             return end - orig_offs, values, list(range(count)), types[: 1 + bool(count)]
 
