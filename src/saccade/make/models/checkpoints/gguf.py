@@ -246,7 +246,7 @@ def read_once(load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, An
 
 def _quick(base: type[Any]) -> type[Any]:
     """`gguf.GGUFReader` with the values of an array as they are, read in one pass."""
-    import gguf
+    kinds: Any = importlib.import_module("gguf").GGUFValueType
 
     class Quick(base):  # type: ignore[misc]
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
@@ -266,7 +266,7 @@ def _quick(base: type[Any]) -> type[Any]:
                     values.append(bytes(view[end - length : end]))
             else:
                 return super()._get_field_parts(orig_offs, raw_type)
-            types = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind)]
+            types = [kinds.ARRAY, kinds(kind)]
             return end - orig_offs, values, list(range(count)), types[: 1 + bool(count)]
 
     return Quick
