@@ -300,3 +300,36 @@ def test_other_kinds_are_type_errors():
         saccade.patching(HandModel(), CLEAN, CORRUPTED, lambda out: None)
     with pytest.raises(TypeError, match="corrupted: expected inputs of the model, such as token ids, got text"):
         saccade.patching(HandModel(), CLEAN, "some text", metric)
+
+
+class Mixed(torch.nn.Module):
+    """Layers whose items influence one another: the mean over the batch is part of each item."""
+
+    def __init__(self, mixing):
+        super().__init__()
+        self.body, self.mixing = decoder(layers=4), mixing
+        for block in self.body.decoder.blocks:
+            block.register_forward_hook(lambda block, given, out: out + self.mixing * out.mean(0, keepdim=True))
+
+    def forward(self, tokens):
+        return self.body(tokens)
+
+
+@pytest.mark.parametrize("what", ["output", "query", "key", "value"])
+@pytest.mark.parametrize(("mixing", "items", "fewer"), [(0.0, 1, True), (0.0, 2, True), (0.01, 1, False)])
+def test_heads_of_one_batch_are_as_if_alone(what, mixing, items, fewer):
+    """16 heads in two batches of 9 copies of the text; one by one where copies would not be independent."""
+    model, clean, corrupted = Mixed(mixing).eval(), tokens(1, items), tokens(2, items)
+    forwards = []
+    model.body.decoder.blocks[3].register_forward_hook(lambda block, given, out: forwards.append(len(out)))
+    found = saccade.patching(model, clean, corrupted, metric, by="exact", what=what, positions=[1, 4])
+    assert forwards == [items] * 2 + ([9 * items] * 2 if fewer else [9, *[1] * 16])
+    with torch.no_grad():
+        with saccade.watch(model, keep=True) as source:
+            other = metric(model(clean))
+        before = metric(model(corrupted))
+        for head, value in zip(found.exact.heads, found.exact.values, strict=True):
+            patch = saccade.intervention.Patch([head.head], source, what, [1, 4])
+            with saccade.intervene(model, {head.call: patch}):
+                patched = metric(model(corrupted))
+            assert float(value) == pytest.approx(share(patched, before, other), abs=1e-10)

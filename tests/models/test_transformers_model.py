@@ -16,11 +16,13 @@ import torch
 import transformers
 import zoo
 from torch import nn
+from transformers.modeling_gguf_pytorch_utils import read_field
 
 import gguf_files
 import saccade
 from saccade import models
 from saccade.inspection import as_text_model, open_model
+from saccade.make.models.checkpoints import gguf
 
 IDS, MASK = opened.batch(left=False)
 
@@ -288,6 +290,19 @@ def test_a_gguf_file_that_is_read_with_the_package_gguf(tmp_path):
         torch.testing.assert_close(model(ids).logits, expected(ids).logits, rtol=0, atol=1e-5)
     assert "qwen2.rope.scaling.factor=4.0" in model.report.left_out
     assert model.tokenizer.decode(model.tokenizer("the cat")["input_ids"][0]) == "the cat"
+
+
+def test_the_metadata_of_a_gguf_file_are_those_that_its_package_reads(tmp_path):
+    package = pytest.importorskip("gguf")
+    file = gguf_files.write(tmp_path / "model.gguf", gguf_files.qwen2())
+    quick, plain = gguf._quick(package.GGUFReader)(file), package.GGUFReader(file)
+    for name, field in plain.fields.items():
+        assert read_field(quick, name) == read_field(plain, name) and quick.fields[name].types == field.types
+    assert len(read_field(quick, "tokenizer.ggml.tokens")) == gguf_files.qwen2().config.vocab_size
+    calls = []
+    read = gguf.read_once(lambda path, **options: calls.append(options) or {"config": {"vocab_size": 3}})
+    read(file)["config"].clear()
+    assert read(file) == {"config": {"vocab_size": 3}} and calls == [{}]
 
 
 def test_a_llama_in_gguf_needs_its_package(tmp_path):

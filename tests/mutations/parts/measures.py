@@ -8,6 +8,7 @@ RUNS, IMPORTANCE, RESULT, PATCHING, PATCH_RUNS, PATHS, PATCHES = (
     f"src/saccade/see/attribution/_{name}.py"
     for name in ("runs", "importance", "importance_result", "patching", "patching_runs", "paths", "patching_result")
 )
+BATCHES = "src/saccade/see/attribution/_patching_batches.py"
 KEYS = "src/saccade/see/intervention/_intervene.py"
 OF_IMPORTANCE, OF_PATCHING, OF_PATHS = (
     f"tests/attribution/test_{name}.py" for name in ("importance", "patching", "paths")
@@ -109,6 +110,14 @@ FAULTS = (
         "last[group]",
         (OF_PATCHING,),
         "Equal effects take the last rank of theirs.",
+    ),
+    Fault(
+        "batch-independent",
+        BATCHES,
+        "if not _independent(runs, unpatched):",
+        "if False:",
+        (OF_PATCHING,),
+        "Heads of one batch are measured together where items influence one another.",
     ),
     Fault(
         "path-frozen",

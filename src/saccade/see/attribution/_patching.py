@@ -21,6 +21,7 @@ from ..intervention._choice import indices
 from ..intervention._edit import Heads
 from ..intervention._intervene import Layers, fits
 from ._heads import CallHeads, HeadValues, head_map
+from ._patching_batches import changes_in_batches
 from ._patching_result import Patching, Receiver
 from ._patching_runs import PatchRuns, exact_change, first_order, watched
 from ._paths import KINDS, path_change, path_first_order, senders
@@ -49,8 +50,10 @@ def patching(
     """Which heads carry the difference between two inputs: activation patching of each head.
 
     "exact" (Vig et al. 2020; Meng et al. 2022): the model runs on the corrupted input, once for each head, with the
-    output of that head in the clean run. "gradient" (attribution patching: Nanda 2023; Syed et al. 2023): the same to
-    first order, for all heads in one forward and one backward pass. The result's `agreement` compares both.
+    output of that head in the clean run. Short inputs run together, as copies in a batch with another head patched in
+    each, from the first layer that differs; one by one in models whose items are not independent. "gradient"
+    (attribution patching: Nanda 2023; Syed et al. 2023): the same to first order, for all heads in one forward and one
+    backward pass. The result's `agreement` compares both.
 
         effect = (metric of the patched run - metric of its base) / (metric of the other - metric of the base)
 
@@ -78,7 +81,7 @@ def patching(
         heads: which heads are patched exactly, by layers as in `saccade.intervene`, None for all of a call. None: all.
         through: (layers, heads, "query" | "key" | "value"), or several; the layers of each match one call. Heads after
             the last receiver are not measured.
-        progress: `progress(done, total)` is called after each patched head.
+        progress: `progress(done, total)` is called after each patched head, or after each batch of them.
 
     Raises:
         TypeError: a model that is not a module, text that is not tokenized, a metric of another type.
@@ -228,11 +231,16 @@ def _exact(
     runs: PatchRuns, receivers: Sequence[Receiver], chosen: Sequence[tuple[str, int]], progress: Progress | None
 ) -> dict[str, Tensor]:
     """(H,) by call: the change of the metric, NaN for heads that were not patched."""
+    found = None if receivers else changes_in_batches(runs, chosen, progress)
+    if found is None:
+        found = []
+        for done, (call, head) in enumerate(chosen, 1):
+            found.append(path_change(runs, receivers, call, head) if receivers else exact_change(runs, call, head))
+            if progress is not None:
+                progress(done, len(chosen))
     changes = {call.name: torch.full((call.heads,), math.nan, dtype=torch.float64) for call in runs.calls}
-    for done, (call, head) in enumerate(chosen, 1):
-        changes[call][head] = path_change(runs, receivers, call, head) if receivers else exact_change(runs, call, head)
-        if progress is not None:
-            progress(done, len(chosen))
+    for (call, head), change in zip(chosen, found, strict=True):
+        changes[call][head] = change
     return changes
 
 

@@ -113,26 +113,26 @@ def patch_texts(
     _check(clean, corrupted, positions)
     runs = _run(predictor, clean), _run(predictor, corrupted)
     with evaluating(predictor.module), torch.no_grad():
-        logits = [run(predictor.module) for run in runs]
+        logits = [run(predictor.module)[0] for run in runs]
     # If both texts have the same most probable token, that token alone is the metric.
     compared = target_tokens(predictor, target) or list(dict.fromkeys(int(each.argmax()) for each in logits))
     words, metric = tuple(model.written(token) for token in compared), _log_probability(compared)
-    _check_differ(words, *(float(metric(each)) for each in logits))
+    _check_differ(words, *(float(metric(each[None])) for each in logits))
     effects = patching(predictor.module, *runs, metric, by=by, positions=positions, progress=progress)
     return TextPatching(effects, clean, corrupted, words)
 
 
 def _run(predictor: Predictor, given: ReadText) -> Callable[[object], Tensor]:
-    """A function for `patching` that runs one forward and returns the logits (V,) at the target."""
+    """A function for `patching` that runs one forward and returns the logits (B, V) at the target."""
     place = predictor.predicting(given.ids)
-    return lambda module: predictor.logits(given.ids)[0, place]
+    return lambda module: predictor.logits_at(given.ids, place)
 
 
 def _log_probability(tokens: Sequence[int]) -> Callable[[Tensor], Tensor]:
     """The metric: the log-probability of the first token, minus that of the second token if there are two."""
 
     def metric(logits: Tensor) -> Tensor:
-        log_p = logits.float().log_softmax(-1)[list(tokens)]
+        log_p = logits[0].float().log_softmax(-1)[list(tokens)]
         return log_p[0] - log_p[1:].sum()
 
     return metric

@@ -5,6 +5,7 @@ Shape legend: B texts, L tokens with the special ones, P places, V vocabulary.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,11 +49,18 @@ class Predictor:
     reader: TextModel
     module: nn.Module
     mask: int | None
-    _logits: Callable[[Tensor], Tensor]
+    _logits: Callable[..., Tensor]  # of ids, and of `logits_to_keep` if the module takes it
 
     def logits(self, ids: Tensor) -> Tensor:
         """(B, L) to (B, L, V)."""
         return self._logits(ids.to(next(self.module.parameters()).device))
+
+    def logits_at(self, ids: Tensor, column: int) -> Tensor:
+        """(B, L) to (B, V): the logits of one column, without computing the earlier ones where the module can."""
+        keep = ids.shape[1] - column
+        can = "logits_to_keep" in inspect.signature(self.module.forward).parameters
+        ids = ids.to(next(self.module.parameters()).device)
+        return self._logits(ids, **({"logits_to_keep": keep} if can else {}))[:, -keep]
 
     def places(self, ids: Tensor) -> list[int]:
         """The columns of (1, L) whose tokens are predicted: all with a token before; for a masked model those that are
@@ -148,7 +156,8 @@ def as_predictor(model: TextModel) -> Predictor:
     if headed is None:
         raise _no_token_head(model.name)
     more = {"use_cache": False} if getattr(headed.module.config, "use_cache", None) is not None else {}
-    return Predictor(model, headed.module, headed.mask, lambda ids: headed.module(input_ids=ids, **more).logits)
+    module, mask = headed
+    return Predictor(model, module, mask, lambda ids, **options: module(input_ids=ids, **more, **options).logits)
 
 
 def _of_published(model: PublishedModel) -> Predictor:
@@ -158,7 +167,7 @@ def _of_published(model: PublishedModel) -> Predictor:
     fills = isinstance(module, TextEncoder) and isinstance(module.head, TokenHead) and mask is not None
     if not is_next and not (fills and isinstance(module.head.inner, VocabularyHead)):
         raise _no_token_head(model.name)
-    return Predictor(model, module, None if is_next else mask, lambda ids: module(ids).logits)
+    return Predictor(model, module, None if is_next else mask, lambda ids, **options: module(ids, **options).logits)
 
 
 def _no_token_head(name: str) -> NoTokenHead:

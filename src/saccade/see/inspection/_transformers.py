@@ -39,6 +39,8 @@ class TransformersTextModel(TextModel):
     observed on a short text when the model is opened.
     """
 
+    headed: nn.Module | None = None  # with its head, where both were read at once
+
     def __init__(self, place: tuple[Path, str | None], module: nn.Module, tokenizer: Any):
         folder, gguf = self.place = place
         name = str(folder if gguf is None else folder / gguf)
@@ -133,12 +135,16 @@ def read_checkpoint(folder: Path, gguf: str | None = None) -> TransformersTextMo
     with contained():
         config = read_configuration(folder, gguf)
         tokenizer = read_tokenizer(folder, gguf)
-        module = read_weights(body_of(config), config, folder, gguf=gguf).module
+        # transformers maps the names of a GGUF file to those of the whole class
+        kind = body_of(config) if gguf is None else class_of(config)
+        module = read_weights(kind, config, folder, gguf=gguf).module
         spoilt = [name for name, tensor in module.state_dict().items() if not _finite(tensor)]
         if spoilt:
             raise ValueError(f"{name}: damaged, {', '.join(spoilt[:3])} holds weights that are not finite numbers")
         try:
-            return TransformersTextModel((folder, gguf), module, tokenizer)
+            model = TransformersTextModel((folder, gguf), module.base_model, tokenizer)
+            model.headed = None if gguf is None else module
+            return model
         except ValueError:
             raise
         except Exception as error:  # such as heads that do not divide the width
@@ -161,7 +167,8 @@ class TokenHeadModel(NamedTuple):
 
 
 def with_token_head(model: TransformersTextModel) -> TokenHeadModel | None:
-    """The checkpoint opened again, with the head in its config.json; None if that gives no logits of tokens.
+    """The checkpoint with the head in its config.json, opened again unless it was read; None if that gives no logits of
+    tokens.
 
     ValueError: weights of the head that are missing or cannot be read.
     """
@@ -174,7 +181,7 @@ def with_token_head(model: TransformersTextModel) -> TokenHeadModel | None:
         if config.is_encoder_decoder or not (is_next or (kind.__name__.endswith("ForMaskedLM") and mask is not None)):
             return None
         try:
-            module = read_weights(kind, config, folder, gguf=gguf).module
+            module = model.headed or read_weights(kind, config, folder, gguf=gguf).module
         except UnreadableCheckpoint as error:
             raise ValueError(f"{model.name}: {error}") from None
     return TokenHeadModel(module, None if is_next else mask)

@@ -7,13 +7,14 @@ github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import importlib.util
 import math
 import mmap
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ _TYPES = {
     **{34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17)},
 }
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+_UNUSED = ("tokenizer.ggml.merges", "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 _ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -209,3 +211,62 @@ def _check_architecture(header: GgufHeader, path: Path) -> None:
         )
     if importlib.util.find_spec("gguf") is None:
         raise NotInstalled(f"{path}: a GGUF file of {name}", "gguf", "gguf")
+
+
+def read_once(load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """transformers' `load_gguf_checkpoint`, which reads the metadata of a file quickly, and once for several calls.
+
+    The package gguf makes two arrays of each token, and a table of names for each module. transformers reads all tokens
+    for the configuration, for the class of the tokenizer and for the weights, and uses their number.
+    """
+    last: dict[str, Any] = {}  # one file
+
+    def loaded(path: str, return_tensors: bool = False, **options: Any) -> dict[str, Any]:
+        gguf: Any = importlib.import_module("gguf")
+        if path not in last:
+            last.clear()
+            last[path] = _quick(gguf.GGUFReader)(path), {}
+        reader, read = last[path]
+        kept = copy.copy(reader)
+        unused = "tokenizer." if return_tensors else _UNUSED
+        kept.fields = {name: field for name, field in reader.fields.items() if not name.startswith(unused)}
+        whole = gguf.GGUFReader, gguf.get_tensor_name_map
+        gguf.GGUFReader, gguf.get_tensor_name_map = lambda _: kept, functools.cache(gguf.get_tensor_name_map)
+        try:
+            if return_tensors:
+                return load(path, return_tensors=True, **options)
+            if not read:
+                read.update(load(path))
+            return {part: {name: copy.copy(value) for name, value in of.items()} for part, of in read.items()}
+        finally:
+            gguf.GGUFReader, gguf.get_tensor_name_map = whole
+
+    return loaded
+
+
+def _quick(base: type[Any]) -> type[Any]:
+    """`gguf.GGUFReader` with the values of an array as they are, read in one pass."""
+    kinds: Any = importlib.import_module("gguf").GGUFValueType
+
+    class Quick(base):  # type: ignore[misc]
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+            if raw_type != _ARRAY or self.byte_order != "I":
+                return super()._get_field_parts(orig_offs, raw_type)
+            view, end = memoryview(self.data), orig_offs + 12
+            kind, count = struct.unpack_from("<IQ", view, orig_offs)
+            values: list[Any] = []
+            if kind in _NUMBERS:
+                form = _NUMBERS[kind][1]
+                values = [(value,) for value in struct.unpack_from(f"<{count}{form}", view, end)]
+                end += struct.calcsize(f"<{count}{form}")
+            elif kind == _STRING:
+                for _ in range(count):
+                    length = int.from_bytes(view[end : end + 8], "little")
+                    end += 8 + length
+                    values.append(bytes(view[end - length : end]))
+            else:
+                return super()._get_field_parts(orig_offs, raw_type)
+            types = [kinds.ARRAY, kinds(kind)]
+            return end - orig_offs, values, list(range(count)), types[: 1 + bool(count)]
+
+    return Quick

@@ -13,7 +13,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ import torch
 from ....support._extras import installing
 from ....support._seeding import seeded
 from .._shortened import shortened
-from .gguf import read_header
+from .gguf import read_header, read_once
 from .reading import PICKLED, PICKLED_INDEX, SAFE, SAFE_INDEX, find_weights, read_json
 
 _ATTENTION = ("eager", "sdpa", "flex_attention", "saccade")  # PyTorch's, and the one of `register()`
@@ -325,6 +325,10 @@ def _no_kernel(name: str, **_: Any) -> Any:
     raise ImportError(f"{name} is code on the hub, which is not run")
 
 
+def _no_bar(values: Iterable[Any], **_: Any) -> Iterable[Any]:
+    return values
+
+
 @contextmanager
 def contained() -> Iterator[None]:
     """Block requests to the hub and kernels from its cache, and switch off progress bars and messages."""
@@ -347,6 +351,13 @@ def _switched() -> Iterator[None]:
         from transformers.integrations.gguf import kernels
 
         switches.append((kernels, "is_kernels_available", lambda: False))
+    with suppress(ImportError):
+        from transformers import modeling_gguf_pytorch_utils as legacy
+
+        switches += [
+            (legacy, "load_gguf_checkpoint", read_once(legacy.load_gguf_checkpoint)),
+            (legacy, "tqdm", _no_bar),
+        ]
     before = [(module, name, getattr(module, name)) for module, name, _ in switches if hasattr(module, name)]
     verbosity, bars, of_hub = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.get_verbosity()
     for module, name, value in switches:

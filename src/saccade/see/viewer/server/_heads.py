@@ -160,7 +160,7 @@ def patched_from(
     The header has the metric in words, its value for both texts, and sentences on the result. The buffer has the
     effects, `by` "gradient" or "exact", of all heads of all calls, in the order of the run.
 
-    MapClosed: the viewer has `ended`, which is checked after each head.
+    MapClosed: the viewer has `ended`, which is checked after each batch of heads.
     """
 
     def report(done: int, total: int) -> None:
