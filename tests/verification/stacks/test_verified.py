@@ -62,7 +62,7 @@ def test_tests_and_fixtures_fail_with_the_report_under_pytest_alone(pytester):
     result.assert_outcomes(passed=1, failed=2, errors=1)
     result.stdout.fnmatch_lines(["*Document 1 attends to document 0 of its pack*"])
     result.stdout.fnmatch_lines(["*ValueError: test_returns_nothing: expected a dict with model*; got no model"])
-    assert "verify_returned" not in result.stdout.str().partition("test_returns_nothing")[0]  # the report, no code
+    assert "report_on" not in result.stdout.str().partition("test_returns_nothing")[0]  # the report, no code
 
 
 def test_a_stack_that_nothing_can_test_does_not_pass():

@@ -78,7 +78,7 @@ class RequestError:
 
 @dataclass(frozen=True)
 class Printed:
-    """Message: what the stack printed while it was tested."""
+    """Message: what the target printed."""
 
     text: str
 
@@ -106,12 +106,6 @@ def work(job: Job) -> Iterator[Message]:
             subject = discover(target, job.hints, job.promise, how, job.arguments)
             del target  # which may be larger than what is tested of it
             yield CallDescription(call_in_words(subject), subject.reading.assumed, size_of(subject.target))
-        except Undecided as undecided:
-            yield RequestError(undecided)
-            return
-        except TargetError as error:
-            yield TargetUnusable(error.error, error.location, stage)
-            return
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # exit, and classes of the target's own
@@ -164,12 +158,15 @@ def _direction(subject: Subject) -> Iterator[FoundReading]:
 
 def failed(error: BaseException, stage: str) -> TargetUnusable | RequestError:
     """An error through the target's own lines is its fault; other errors come from the user of `verify` or from us."""
+    if isinstance(error, Undecided):
+        return RequestError(error)
+    if isinstance(error, TargetError):
+        return TargetUnusable(error.error, error.location, stage)
     location = location_of(error)
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
         location = line_of(error.filename, error.lineno or 0, "")
     if location is None and isinstance(error, Exception):
-        # an exception of another package may not pickle
-        known = isinstance(error, Undecided) or type(error).__module__ == "builtins"
+        known = type(error).__module__ == "builtins"  # an exception of another package may not pickle
         lines = "".join(traceback.format_exception(error))
         return RequestError(error if known else RuntimeError(error_in_words(error)), lines)
     words = f"exit({error.code!r})" if isinstance(error, SystemExit) else error_in_words(error)
