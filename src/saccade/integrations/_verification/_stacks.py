@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...verification.stacks._documents import IDS, Documents, as_inputs, ids_of
 from ...verification.stacks._stack import Decoder, Generate
+from ...verification.stacks._state import attributes
 
 _LONGEST = 640  # tokens in a static cache
 _IN_FORCE = "_attn_implementation_internal"
@@ -79,13 +80,10 @@ def _other_attention(model: Any) -> OtherAttention | None:
         for config in [*configs.values()]:
             parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", ()))
             configs |= {id(part): part for part in parts if part is not None}
-        before = [(one, one._attn_implementation_internal) for one in configs.values() if hasattr(one, _IN_FORCE)]
-        try:
+        held = [config for config in configs.values() if hasattr(config, _IN_FORCE)]
+        with attributes((config, _IN_FORCE, getattr(config, _IN_FORCE)) for config in held):
             _set_silently(model, other)
             yield
-        finally:
-            for config, value in before:
-                config._attn_implementation_internal = value
 
     try:
         with switched():

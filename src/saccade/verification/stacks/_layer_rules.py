@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ._stack import Stack
+from ._state import attributes
 
 _FEW = 7  # keys of the narrowest window
 _WIDTHS = ("sliding_window", "attention_chunk_size")
@@ -58,21 +59,16 @@ def narrowed(stack: Stack, widths: Iterable[int]) -> Iterator[tuple[Stack, dict[
     """
     few = {width: _FEW + at for at, width in enumerate(sorted(widths))}
     holders = {id(held): held for part in stack.modules for module in part.modules() for held in _holders(module)}
-    kept = [
-        (held, name, vars(held)[name])
+    changes = [
+        (held, name, few[vars(held)[name]])
         for held in holders.values()
         for name in _WIDTHS
         if isinstance(vars(held).get(name), int) and vars(held)[name] in few
     ]
     window = stack.promises.window
     promises = replace(stack.promises, window=few.get(window, window) if window is not None else None)
-    try:
-        for held, name, width in kept:
-            setattr(held, name, few[width])
+    with attributes(changes):
         yield replace(stack, promises=promises), few
-    finally:
-        for held, name, width in kept:
-            setattr(held, name, width)
 
 
 def _holders(module: Any) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from ....interception._hooks import hooked
 from ...findings._finding import Finding, Inapplicable, TargetError
 from ...subject._calling import guarded
 from .._bounds import Difference, Measure
-from .._documents import Documents, drawn, located
+from .._documents import Documents, drawn
 from .._lines import counting_line
 from .._probe import Probe
 from .._shrink import smallest
@@ -106,23 +106,17 @@ def _wrong(
 ) -> Wrong | None:
     """The first step whose logits are not those of the last token when all are read at once."""
     state: Any = None
-    whole = _at_once(stack, document)
+    [whole] = stack.outputs([document])
     for end in _ends(len(document), pieces):
         logits, state = _step(decoder, document[:end], state)
         if measure.compare(logits[None], whole[end - 1][None]) is None:
             continue
         # A model that is not causal reads the rest of the document, too; a server may keep a wrong answer.
-        whole_again = whole[end - 1] if stack.is_served else _at_once(stack, document[:end])[-1]
+        whole_again = whole[end - 1] if stack.is_served else stack.outputs([document[:end]])[0][-1]
         difference = measure.compare(logits[None], whole_again[None])
         if difference is not None:
             return Wrong(end, difference)
     return None
-
-
-def _at_once(stack: Stack, document: list[int]) -> Tensor:
-    inputs = stack.batch([document])
-    [place] = located(inputs, [document])
-    return stack.run(inputs)[place.row, place.columns]
 
 
 def _step(decoder: Decoder, tokens: list[int], state: Any) -> tuple[Tensor, Any]:
@@ -144,19 +138,16 @@ def _last_wrong(
 
 
 def _finding(
-    stack: Stack, measure: Measure, decoder: Decoder, documents: Documents, pieces: tuple[int, ...], first: Wrong
+    stack: Stack, measure: Measure, decoder: Decoder, documents: Documents, pieces: tuple[int, ...], wrong: Wrong
 ) -> Finding:
-    again = len(documents) > 1
+    uses, window = len(documents), stack.promises.window
+    again = uses > 1
 
-    def shows(given: Documents) -> bool:
+    def shows(given: Documents) -> Wrong | None:
         # What is kept from one use to the next would make one document look wrong alone.
-        return len(given) == len(documents) and _last_wrong(stack, measure, decoder, given, pieces) is not None
+        return _last_wrong(stack, measure, decoder, given, pieces) if len(given) == uses else None
 
-    small = smallest(documents, shows)
-    wrong = _last_wrong(stack, measure, decoder, small, pieces)
-    if wrong is None:  # a server that has seen these tokens by now
-        small, wrong = documents, first
-    documents, window = small, stack.promises.window
+    documents, wrong = smallest(documents, shows, wrong)
     past = window is not None and wrong.step > window
     prompt = f"a prompt of {_ends(len(documents[-1]), pieces)[0]}, then "
     how = prompt + ("one by one" if len(pieces) == 1 else "1 token, then all others in one call")
@@ -184,12 +175,11 @@ def _finding(
 def _generated(stack: Stack, measure: Measure, generate: Generate) -> Iterator[Finding]:
     prompts = drawn(stack.vocabulary, [stack.length(length) for length in (7, 2, 5)])
     steps = max(1, min(_LENGTH - 2, (stack.longest or 10**6) - 7))
-    if _wrong_in_batch(stack, measure, generate, prompts, steps) is None:
+    if (wrong := _wrong_in_batch(stack, measure, generate, prompts, steps)) is None:
         return
-    prompts = smallest(prompts, lambda fewer: _wrong_in_batch(stack, measure, generate, fewer, steps) is not None)
-    wrong = _wrong_in_batch(stack, measure, generate, prompts, steps)
-    assert wrong is not None
-    row, step, difference = wrong
+    prompts, (row, step, difference) = smallest(
+        prompts, lambda fewer: _wrong_in_batch(stack, measure, generate, fewer, steps), wrong
+    )
     yield PROBE.error(
         f"generate() for {len(prompts)} prompts of {', '.join(str(len(prompt)) for prompt in prompts)} tokens, padded "
         f"on the left, differs from prompt {row} alone: logits of new token {step} by {difference.size:.3g}",
@@ -210,7 +200,7 @@ def _wrong_in_batch(
     with torch.no_grad():
         texts, logits = guarded(generate, prompts, steps)
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        whole = _at_once(stack, prompt + text)[len(prompt) - 1 :]
+        whole = stack.outputs([prompt + text])[0][len(prompt) - 1 :]
         for step in range(logits.shape[1]):
             difference = measure.compare(logits[row, step][None], whole[step][None])
             if difference is not None:

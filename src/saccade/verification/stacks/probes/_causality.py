@@ -16,7 +16,7 @@ from torch import Tensor
 from ....support._seeding import seeded
 from ...findings._finding import Finding, Inapplicable, TargetError, Unmeasured
 from .._bounds import Measure, mixed_by, training
-from .._documents import Documents, drawn, exchanged, located
+from .._documents import Documents, drawn, exchanged
 from .._lines import pattern_line
 from .._probe import Probe
 from .._shrink import smallest
@@ -137,7 +137,7 @@ def _leaking(stack: Stack, measure: Measure, path: CallPath, causal: set[str]) -
         document = drawn(stack.vocabulary, [length], seed=length)[0]
         leak = _first_leak(stack, measure, path, document)
         if leak is not None:
-            return _finding(stack, measure, path, document, causal)
+            return _finding(stack, measure, path, document, leak, causal)
     return None
 
 
@@ -180,19 +180,14 @@ def _leak(measure: Measure, token: int, after: Tensor, before: Tensor) -> Leak |
 
 def _outputs(stack: Stack, path: CallPath, documents: Documents) -> list[Tensor]:
     """The outputs (L, V) of each document, one row each."""
-    inputs = path.inputs(documents)
     with seeded(0, devices=None), path.mode():
-        out = stack.run(inputs)
-    return [out[place.row, place.columns] for place in located(inputs, documents)]
+        return stack.outputs(documents, path.inputs)
 
 
-def _finding(stack: Stack, measure: Measure, path: CallPath, document: list[int], causal: set[str]) -> Finding:
-    def shows(documents: Documents) -> bool:
-        return _first_leak(stack, measure, path, documents[0]) is not None
-
-    documents = smallest([document], shows)
-    leak = _first_leak(stack, measure, path, documents[0])
-    assert leak is not None
+def _finding(
+    stack: Stack, measure: Measure, path: CallPath, document: list[int], leak: Leak, causal: set[str]
+) -> Finding:
+    documents, leak = smallest([document], lambda given: _first_leak(stack, measure, path, given[0]), leak)
     others = f"; {', '.join(sorted(causal))} it is causal" if causal else ""
     return PROBE.error(
         f"{path.name[0].upper()}{path.name[1:]}, a later token changes an earlier output: token {leak.token} of "
