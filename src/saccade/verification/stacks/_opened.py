@@ -26,7 +26,7 @@ from ..subject._shortened import shortened
 from ..subject._subject import Subject
 from ..subject._token_models import TokenModel, longest_input, named
 from ..subject._transformers import is_transformers
-from ._documents import IDS, Documents, as_inputs, drawn, exchanged, ids_of
+from ._documents import IDS, Documents, as_inputs, drawn, exchanged, ids_of, padded, positions_in
 from ._layer_rules import rows_share_frequencies_until
 from ._pad_ids import pad_id
 from ._served import served_stack
@@ -313,7 +313,7 @@ def _found(given: Given, modules: tuple[nn.Module, ...]) -> tuple[Stack, FoundMo
         given.model,
         next(iter(modules), None) if module is None else module,
         torch.arange(2),
-        functools.partial(padded, name=name, masked=masked),
+        functools.partial(_padded, name=name, masked=masked),
         given.pack,
         decoders,
         step=given.step,
@@ -357,11 +357,11 @@ def _found(given: Given, modules: tuple[nn.Module, ...]) -> tuple[Stack, FoundMo
         decoders = (Decoder("its own cache", _cached(subject)), *decoders)
     positioned = given.subject is not None and "position_ids" in inspect.signature(subject.target.forward).parameters
     if positioned and masked and causal:
-        left = functools.partial(padded, name=name, masked=masked, pad=pad, left=True)
+        left = functools.partial(_padded, name=name, masked=masked, pad=pad, left=True)
     stack = replace(
         stack,
         model=model,
-        batch=functools.partial(padded, name=name, masked=masked, pad=pad),
+        batch=functools.partial(_padded, name=name, masked=masked, pad=pad),
         decoders=decoders,
         generate=generate,
         left=left,
@@ -451,16 +451,13 @@ def _decode(decode: Callable[[Any, Any], tuple[Tensor, Any]]) -> Decode:
     return step
 
 
-def padded(documents: Documents, *, name: str, masked: bool, pad: int = 0, left: bool = False) -> Any:
+def _padded(documents: Documents, *, name: str, masked: bool, pad: int = 0, left: bool = False) -> Any:
     """Inputs that are padded on the right, with a mask if the model takes one; or on the left, with position_ids."""
-    width = max(map(len, documents))
-    turn = -1 if left else 1
-    ids = torch.tensor([[*document[::turn], *[pad] * (width - len(document))][::turn] for document in documents])
-    mask = torch.tensor([([1] * len(document) + [0] * (width - len(document)))[::turn] for document in documents])
+    ids, mask = padded(documents, pad, left=left)
     if not name:
         return ids
     if left:
-        return {name: ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+        return {name: ids, "attention_mask": mask, "position_ids": positions_in(mask)}
     return {name: ids, "attention_mask": mask} if masked else {name: ids}
 
 

@@ -5,7 +5,7 @@ Shape legend: L length, V width of an output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -147,28 +147,18 @@ def _lengths(stack: Stack) -> list[int]:
 
 
 def _first_leak(stack: Stack, measure: Measure, path: CallPath, document: list[int]) -> Leak | None:
-    tokens = sorted({1, len(document) // 2, len(document) - 1} - {0})
-    return next((leak for leak in _leaks(stack, measure, path, document, tokens) if leak is not None), None)
-
-
-def _leaks(
-    stack: Stack, measure: Measure, path: CallPath, document: list[int], tokens: Sequence[int]
-) -> list[Leak | None]:
-    """For each token, the effect of changing it alone on the outputs before it, None where there is none."""
-    tokens = [token for token in tokens if token < len(document)]
+    """The effect of changing one token alone on the outputs before it."""
+    tokens = sorted({1, len(document) // 2, len(document) - 1} & set(range(1, len(document))))
     rows = [document, *(exchanged(document, stack.vocabulary, token, token + 1) for token in tokens)]
-    leaks: list[Leak | None] = []
+    leak = None
     # Rows of one batch may reach each other, which is another fault, and a pack of all may be too long.
-    for batches in (
-        ([[row] for row in rows],)
-        if stack.is_served or stack.batch is stack.pack
-        else ([rows], [[row] for row in rows])
-    ):
+    together = [] if stack.is_served or stack.batch is stack.pack else [[rows]]
+    for batches in (*together, [[row] for row in rows]):
         before, *after = [out for batch in batches for out in _outputs(stack, path, batch)]
-        leaks = [_leak(measure, token, out, before) for token, out in zip(tokens, after, strict=True)]
-        if not any(leaks):
+        leaks = (_leak(measure, token, out, before) for token, out in zip(tokens, after, strict=True))
+        if (leak := next(filter(None, leaks), None)) is None:
             break
-    return leaks
+    return leak
 
 
 def _leak(measure: Measure, token: int, after: Tensor, before: Tensor) -> Leak | None:
