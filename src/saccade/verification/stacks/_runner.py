@@ -8,15 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Literal
 
-from ..findings._finding import (
-    CheckDone,
-    Finding,
-    Inapplicable,
-    Outcome,
-    StageBegun,
-    TargetError,
-    Unmeasured,
-)
+from ..findings._finding import CheckDone, Finding, Inapplicable, Outcome, StageBegun, TargetError, Unmeasured
 from ..findings._locate import error_in_words
 from ..findings._words import MEMORY_WORDS, plain
 from ._bounds import Measure, NoDropout, exact, measured

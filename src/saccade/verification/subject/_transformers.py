@@ -17,14 +17,7 @@ from ._calling import guarded
 from ._families import promised, text_config
 from ._reading import CacheReading, MaskReading, Promise, Reading
 from ._subject import Subject
-from ._token_models import (
-    DECODER_TOKENS,
-    EncoderDecoderModel,
-    PatchModel,
-    longest_input,
-    padding_masks,
-    with_direction,
-)
+from ._token_models import DECODER_TOKENS, EncoderDecoderModel, PatchModel, longest_input, padding_masks, with_direction
 
 
 def is_transformers(target: Any) -> bool:

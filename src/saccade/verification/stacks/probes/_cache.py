@@ -153,9 +153,8 @@ def _finding(
     how = prompt + ("one by one" if len(pieces) == 1 else "1 token, then all others in one call")
     when = " when it is used a second time" if again else f", past the window of {window}" if past else ""
     return PROBE.error(
-        f"Decoding with {decoder.name} differs from reading the same tokens at once{when}: logits after "
-        f"{wrong.step} tokens ({how}) by "
-        f"{wrong.difference.size:.3g}",
+        f"Decoding with {decoder.name} differs from reading the same tokens at once{when}: logits after {wrong.step} "
+        f"tokens ({how}) by {wrong.difference.size:.3g}",
         "Generated text differs from what the model was trained to give, and grows worse with every token.",
         "Begin each sequence with an empty cache"
         if again
