@@ -42,26 +42,18 @@ class Wrong(NamedTuple):
 def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     if not stack.decoders and stack.generate is None:
         raise Inapplicable("no decode function is given, and none is found")
-    for decoder in stack.decoders:
-        finding = next(_found(stack, measure, decoder), None)
-        if finding is not None:
-            yield finding
+    for decoder, documents, pieces in _tries(stack):
+        wrong = _last_wrong(stack, measure, decoder, documents, pieces)
+        if wrong is not None:
+            yield _finding(stack, measure, decoder, documents, pieces, wrong)
             return
     if stack.generate is not None:
         yield from _generated(stack, measure, stack.generate)
 
 
-def _found(stack: Stack, measure: Measure, decoder: Decoder) -> Iterator[Finding]:
-    for documents, pieces in _tries(stack, decoder):
-        wrong = _last_wrong(stack, measure, decoder, documents, pieces)
-        if wrong is not None:
-            yield _finding(stack, measure, decoder, documents, pieces, wrong)
-            return
-
-
-def _tries(stack: Stack, decoder: Decoder) -> Iterator[tuple[Documents, tuple[int, ...]]]:
-    """(documents that are decoded one after the other, tokens of their first pieces; the others come one by one): step
-    by step, again, past the window in steps and in the prompt, and in chunks where they reach the model as such."""
+def _tries(stack: Stack) -> Iterator[tuple[Decoder, Documents, tuple[int, ...]]]:
+    """(decoder, documents that are decoded one after the other, tokens of their first pieces; the others come one by
+    one): step by step, again, past the window in steps and in the prompt, and in chunks where they reach the model."""
     window = stack.promises.window
     lengths = [_LENGTH, 7, 11]
     if window is not None and window <= _STEPPED:
@@ -69,17 +61,17 @@ def _tries(stack: Stack, decoder: Decoder) -> Iterator[tuple[Documents, tuple[in
     elif window is not None and window <= _WIDEST:
         lengths += [window + 5]
     long, short, other, *wide = drawn(stack.vocabulary, [stack.length(length) for length in lengths])
-    yield [long], (3,)
-    yield [short, short], (3,)
-    yield [other], (1,)
+    tries: list[tuple[Documents, tuple[int, ...]]] = [([long], (3,)), ([short, short], (3,)), ([other], (1,))]
     if window is not None and wide:
-        yield wide, (window - 2,)
+        tries.append((wide, (window - 2,)))
     if window is not None and window <= _WIDEST:
-        yield wide or [long], (window + 2,)
+        tries.append((wide or [long], (window + 2,)))
     room = max(1, stack.length(_LONG + _AHEAD) - _AHEAD)
-    yield drawn(stack.vocabulary, [room], seed=1), (_BUT_TWO,)
-    if decoder.is_given and _takes_chunks(stack, decoder, other):
-        yield [other], _CHUNKS
+    tries.append((drawn(stack.vocabulary, [room], seed=1), (_BUT_TWO,)))
+    for decoder in stack.decoders:
+        yield from ((decoder, *each) for each in tries)
+        if decoder.is_given and _takes_chunks(stack, decoder, other):
+            yield decoder, [other], _CHUNKS
 
 
 def _takes_chunks(stack: Stack, decoder: Decoder, document: list[int]) -> bool:
