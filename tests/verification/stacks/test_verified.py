@@ -14,15 +14,7 @@ THEIRS = """
 import pytest
 import saccade
 import torch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.qkv = torch.nn.Embedding(53, 24), torch.nn.Linear(24, 72)
-
-    def forward(self, input_ids):
-        q, k, v = self.qkv(self.embed(input_ids))[:, None].chunk(3, -1)
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
+from stacks.dense import Dense
 
 def joined(documents):
     return torch.tensor([sum(documents, [])])
@@ -30,16 +22,16 @@ def joined(documents):
 @pytest.fixture
 @saccade.verified(causal=True)
 def model():
-    return Model()
+    return Dense()
 
 @pytest.fixture
 @saccade.verified
 def packed():
-    return {"model": Model(), "pack": joined}
+    return {"model": Dense(), "pack": joined}
 
 @saccade.verified
 def test_right(model):
-    assert isinstance(model, Model)
+    assert isinstance(model, Dense)
     return model
 
 @saccade.verified()
