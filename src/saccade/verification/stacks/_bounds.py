@@ -50,7 +50,6 @@ class Measure:
 
     bound: float
     dtype: torch.dtype
-    rounding: float  # as measured
     effect: float = float("inf")  # of another token on outputs that are not its own
     least: float = 0.0  # of the size of outputs: small log probabilities come from logits that are not
 
@@ -95,7 +94,7 @@ def measured(stack: Stack) -> Measure:
     # A row that depends on its neighbours is no rounding: what other orders and sizes change counts up to a limit.
     rounding = max(again, min(max(changed), _least(dtype)))
     if dtype in (torch.float64, torch.float32) and _TIMES * rounding <= _least(dtype):
-        return Measure(_least(dtype), dtype, rounding)
+        return Measure(_least(dtype), dtype)
     times = _TIMES
     if dtype not in (torch.float64, torch.float32):
         times = _TIMES_HALF
@@ -104,7 +103,7 @@ def measured(stack: Stack) -> Measure:
     [other] = stack.outputs([exchanged(documents[0], stack.vocabulary, 2, 3)])
     kept_rows = [at for at in range(len(documents[0])) if at != 2]
     effect = largest_gap([first[0][kept_rows]], [other[kept_rows]])
-    return Measure(max(_least(dtype), times * rounding), dtype, rounding, effect)
+    return Measure(max(_least(dtype), times * rounding), dtype, effect)
 
 
 def _measured_served(stack: Stack, documents: Documents) -> Measure:
@@ -112,7 +111,7 @@ def _measured_served(stack: Stack, documents: Documents) -> Measure:
     rounding = largest_gap(first, again)
     with suppress(TargetError):  # which the probe of batches meets again
         rounding = max(rounding, min(largest_gap(first, stack.outputs(documents)), _SERVED_NOISE))
-    return Measure(max(_SERVED, 8 * rounding), first[0].dtype, rounding, least=8.0)
+    return Measure(max(_SERVED, 8 * rounding), first[0].dtype, least=8.0)
 
 
 def served_alike(measure: Measure, out: Tensor, reference: Tensor) -> bool:

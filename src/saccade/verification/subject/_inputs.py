@@ -60,11 +60,9 @@ class NamedInputs:
         made = {key: change(tensor) for key, tensor in own.items()}
         return replace(self, tensors={k: made[id(v)] if k in chosen else v for k, v in self.tensors.items()})
 
-    def changed(
-        self, positions: Sequence[int] | slice, side: Side = "both", *, item: int | None = None, seed: int = 1
-    ) -> NamedInputs:
+    def changed(self, positions: Sequence[int] | slice, side: Side = "both", *, item: int | None = None) -> NamedInputs:
         """Fresh random content at `positions` of a side, of one batch item or all; every token becomes another one."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(1)
 
         def change(tensor: Tensor) -> Tensor:
             new = tensor.detach().clone()

@@ -178,7 +178,7 @@ def _in_float32(stack: Stack, measure: Measure, documents: Documents) -> Iterato
             outputs = stack.outputs(documents)
     except TargetError:
         return  # float32 weights beside what another dtype was given for: it runs in the other one alone
-    difference = _largest(Measure(min(bound, 0.5), torch.float32, move), reference, outputs)
+    difference = _largest(Measure(min(bound, 0.5), torch.float32), reference, outputs)
     if difference is None:
         return
     exact = _inside(stack, documents)
