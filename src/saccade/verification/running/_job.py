@@ -120,7 +120,7 @@ def work(job: Job) -> Iterator[Message]:
             others = variants(subject, causal)
         for check in chosen(job.names):
             yield StageBegun(check.name)
-            done = CheckDone(*run_check(check, subject, others))
+            done = run_check(check, subject, others)
             others = tuple(
                 replace(
                     variant,
