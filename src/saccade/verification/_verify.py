@@ -236,11 +236,9 @@ class _ChildTraceback(Exception):
 
 
 def _in_this_process(job: Any) -> Iterable[Message]:
-    from .running._job import work
-
     threads = torch.get_num_threads()
     try:
-        yield from work(job)
+        yield from job.work()
     finally:
         torch.set_num_threads(threads)
 
