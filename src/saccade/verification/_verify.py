@@ -181,7 +181,7 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
 
 
 class Received(NamedTuple):
-    """What the messages of a verification say."""
+    """The messages of a verification, sorted by kind."""
 
     call: CallDescription | None
     looks: FoundReading | None

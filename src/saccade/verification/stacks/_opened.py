@@ -288,7 +288,7 @@ def _ignores_later(stack: Stack) -> bool:
 
 
 class FoundModel(NamedTuple):
-    """What is found of a model beside the parts of its stack."""
+    """Properties of a model beside the parts of its stack."""
 
     masked: bool  # whether its own batches have a padding mask, or an id that stands for padding
     special: tuple[int, ...]
