@@ -16,7 +16,6 @@ from saccade import cli
 from saccade.cli import verify as command
 from saccade.verification import Check, Finding, Hints, Limits, Promise
 from saccade.verification.checks import CHECKS
-from slowly import slow_but
 
 THEIRS = """
 import torch
@@ -330,59 +329,24 @@ def test_seconds_of_every_check_are_told(capsys, monkeypatch):
 
 
 STACK = """
-import torch
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.qkv = torch.nn.Embedding(53, 24), torch.nn.Linear(24, 72)
-
-    def forward(self, input_ids):
-        q, k, v = self.qkv(self.embed(input_ids))[:, None].chunk(3, -1)
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
-
-
-def pack(documents):
-    return torch.tensor([[token for document in documents for token in document]])
+from stacks.dense import Dense
 
 
 def right():
-    return Model()
-
-
-def named():
-    return {"model": Model(), "pack": pack}
-
-
-def placed():
-    return Model(), None, pack
-
-
-def unknown():
-    return {"model": Model(), "collator": pack}
+    return Dense()
 
 
 def crashing():
     import ctypes
 
-    return {"model": Model(), "decode": lambda tokens, state: ctypes.string_at(0)}
+    return {"model": Dense(), "decode": lambda tokens, state: ctypes.string_at(0)}
 
 
 def hanging():
     import time
 
-    return {"model": Model(), "decode": lambda tokens, state: time.sleep(1000)}
+    return {"model": Dense(), "decode": lambda tokens, state: time.sleep(1000)}
 """
-
-
-@pytest.mark.parametrize(("name", "status"), slow_but([("right", 0), ("named", 1), ("placed", 1)], ("named", 1)))
-def test_a_function_without_arguments_makes_a_stack(tmp_path, capsys, name, status):
-    (tmp_path / "stack.py").write_text(STACK)
-    ended, out, _ = run(capsys, f"stack.py:{name}", "--json")
-    told = json.loads(out)
-    assert (ended, told["ok"]) == (status, status == 0)
-    assert [finding["check"] for finding in told["findings"]] == ["packing"] * status
 
 
 @pytest.mark.slow
@@ -397,9 +361,7 @@ def test_a_stack_that_ends_the_process_is_a_finding_and_the_other_probes_go_on(t
     assert statuses.pop("cache") == "failed" and set(statuses.values()) == {"passed", "n/a"}
 
 
-def test_a_stack_with_an_unknown_part_and_options_of_modules_are_usage_errors(tmp_path, capsys):
+def test_options_of_modules_are_usage_errors_of_stacks(tmp_path, capsys):
     (tmp_path / "stack.py").write_text(STACK)
-    status, _, err = run(capsys, "stack.py:unknown")
-    assert (status, "unknown collator" in err) == (2, True)
     status, _, err = run(capsys, "stack.py:right", "--form", "self")
     assert (status, "--form" in err) == (2, True)

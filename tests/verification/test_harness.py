@@ -49,7 +49,7 @@ def test_every_other_error_counts_and_two_are_allowed():
 
 def test_a_check_that_broke_off_is_no_result():
     broken = Check("order", "order", "", "", "", iter)  # a subject is no iterable
-    _, found = run_check(broken, Subject(abs, Reading("self", "BLD", 7)))
+    found = run_check(broken, Subject(abs, Reading("self", "BLD", 7))).findings
     with pytest.raises(AssertionError, match="broke off with TypeError"):
         judged(finding("scale"), *found)
 

@@ -145,10 +145,10 @@ class Hungry(nn.Module):
 def test_our_limit_is_not_the_fault_of_a_large_model(floats, asked, blamed):
     subject = Subject(Hungry(floats, asked), Reading("self", "BLD", 11, 1))
     check = Check("scale", "scale", "", "", "", lambda one: iter((one(one.inputs()),)))
-    outcome, findings = run_check(check, subject)
-    assert [finding.severity for finding in findings] == (["error"] if blamed else [])
-    assert outcome.status == ("failed" if blamed else "n/a")
-    assert blamed or "not measured" in outcome.reason
+    done = run_check(check, subject)
+    assert [finding.severity for finding in done.findings] == (["error"] if blamed else [])
+    assert done.outcome.status == ("failed" if blamed else "n/a")
+    assert blamed or "not measured" in done.outcome.reason
 
 
 @pytest.mark.parametrize(("size", "status"), [(2**25, "n/a"), (7, "failed")])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from ._verify_stack import StackReport, stack_report
-from .running._stack_job import StackJob, given_by, messages
-from .stacks.probes import PROBES
+from .running._stack_job import StackJob
 from .subject._load import split
 
 if TYPE_CHECKING:
@@ -38,10 +36,3 @@ def verify_made(
     given = {name: value for name, value in promises.items() if value is not None}
     job = StackJob(named, given)
     return stack_report(isolated(job, limits or Limits()), named, progress, len(job.names))
-
-
-def verify_returned(made: Any, named: str, **arguments: Any) -> StackReport:
-    """The report on a stack, with errors as of `given_by`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return stack_report(messages(given_by(made, named, **arguments), PROBES))

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, overload
 
-from ._factory import verify_returned
-from ._verify_stack import StackReport
+from ._verify_stack import StackReport, report_on
+from .running._stack_job import given_by
 
 Function = Callable[..., Any]
 
@@ -74,7 +74,7 @@ def _verified(arguments: dict[str, Any], function: Function) -> Function:
     def verifying(*given: Any, **named: Any) -> Any:
         __tracebackhide__ = True  # pytest shows the report alone
         made = function(*given, **named)
-        report = verify_returned(made, function.__name__, **arguments)
+        report = report_on(given_by(made, function.__name__, **arguments))
         if not report.ok:
             raise StackError(report)
         return None if function.__name__.startswith("test") else made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -15,8 +15,8 @@ from .subject._kinds import check as check_target, name_of
 from .subject._reading import Hints, Promise, Reading
 
 if TYPE_CHECKING:
-    from .running._child import ChildOutput, Limits
-    from .running._job import Message, TargetUnusable
+    from .running._child import Limits
+    from .running._job import CallDescription, FoundReading, Message, TargetUnusable
     from .subject._check import Check
 
 Progress = Callable[[int, int, str], None]
@@ -152,35 +152,17 @@ def _chosen(names: Iterable[str | Check] | None) -> list[Check]:
 def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, progress: Progress | None) -> Report:
     from .running import _job
     from .running._causes import explained
-    from .running._child import ChildOutput, isolated
+    from .running._child import isolated
 
-    start, printed = time.perf_counter(), ""
-    called, looks = _job.CallDescription("", ()), _job.FoundReading(job.promise.causal, True)
-    findings: list[Finding] = []
-    outcomes: list[Outcome] = []
-    messages: Iterable[Message | ChildOutput] = isolated(job, limits) if is_isolated else _in_this_process(job)
-    for message in messages:
-        match message:
-            case _job.RequestError():
-                raise message.error from (_ChildTraceback(message.traceback) if message.traceback else None)
-            case _job.StageBegun():
-                if progress is not None:
-                    progress(len(outcomes), len(checks), message.name)
-            case _job.CallDescription():
-                called = message
-            case _job.FoundReading():
-                looks = message
-            case _job.CheckDone():
-                outcomes.append(message.outcome)
-                findings += message.findings
-            case _job.TargetUnusable():
-                findings.append(nothing_works(message))
-            case ChildOutput():
-                printed = message.text
-    findings += [it_prints(printed)] if printed else []
+    start = time.perf_counter()
+    messages: Iterable[Message] = isolated(job, limits) if is_isolated else _in_this_process(job)
+    all_of_it = received(messages, progress, len(checks))
+    called = all_of_it.call or _job.CallDescription("", ())
+    looks = all_of_it.looks or _job.FoundReading(job.promise.causal, True)
+    findings = all_of_it.findings
     if not looks.mixes and not any(finding.family == "causal-blindness" for finding in findings):
         findings.append(_no_attention())
-    explained_findings, ended = explained(checks, findings, outcomes)
+    explained_findings, ended = explained(checks, findings, all_of_it.outcomes)
     promised, leaks = (
         job.promise.causal,
         any(finding.family == "causal-leak" for finding in explained_findings if finding.severity == "error"),
@@ -194,8 +176,50 @@ def _report(job: Any, checks: list[Check], limits: Limits, is_isolated: bool, pr
         explained_findings,
         ended,
         time.perf_counter() - start,
-        printed,
+        all_of_it.printed,
     )
+
+
+class Received(NamedTuple):
+    """The messages of a verification, sorted by kind."""
+
+    call: CallDescription | None
+    looks: FoundReading | None
+    findings: list[Finding]
+    outcomes: list[Outcome]
+    printed: str
+    start: float  # of its first call, by `time.perf_counter`
+
+
+def received(messages: Iterable[Message], progress: Progress | None = None, total: int = 0) -> Received:
+    """All messages. An error in the user's request is raised; `progress` is called as in `verify`."""
+    from .running import _job
+
+    start, printed = time.perf_counter(), ""
+    call, looks = None, None
+    findings: list[Finding] = []
+    outcomes: list[Outcome] = []
+    for message in messages:
+        match message:
+            case _job.RequestError():
+                raise message.error from (_ChildTraceback(message.traceback) if message.traceback else None)
+            case _job.StageBegun():
+                start = time.perf_counter() if message.name == "calling" else start
+                if progress is not None:
+                    progress(len(outcomes), total, message.name)
+            case _job.CallDescription():
+                call = message
+            case _job.FoundReading():
+                looks = message
+            case _job.CheckDone():
+                outcomes.append(message.outcome)
+                findings += message.findings
+            case _job.TargetUnusable():
+                findings.append(_nothing_works(message))
+            case _job.Printed():
+                printed = message.text
+    findings += [_it_prints(printed)] if printed else []
+    return Received(call, looks, findings, outcomes, printed, start)
 
 
 _STAGES = {
@@ -212,16 +236,14 @@ class _ChildTraceback(Exception):
 
 
 def _in_this_process(job: Any) -> Iterable[Message]:
-    from .running._job import work
-
     threads = torch.get_num_threads()
     try:
-        yield from work(job)
+        yield from job.work()
     finally:
         torch.set_num_threads(threads)
 
 
-def nothing_works(broken: TargetUnusable) -> Finding:
+def _nothing_works(broken: TargetUnusable) -> Finding:
     from .running._run import raised
 
     doing, fix = _STAGES.get(broken.stage, ("starting", "Try it once more."))
@@ -239,7 +261,7 @@ def nothing_works(broken: TargetUnusable) -> Finding:
     )
 
 
-def it_prints(printed: str) -> Finding:
+def _it_prints(printed: str) -> Finding:
     lines = printed.strip().splitlines()
     first = " / ".join(line.strip()[:100] for line in lines[:3])
     return Finding(

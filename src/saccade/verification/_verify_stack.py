@@ -6,19 +6,15 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ._verify import Progress, it_prints, nothing_works
-from .findings._finding import CheckDone, Finding, Outcome, StageBegun
+from ._verify import Progress, received
 from .report._report import Report
-from .running._job import Message, Printed, RequestError, TargetUnusable
+from .running._job import Message
 from .running._stack_job import StackOpened, messages
 from .stacks._documents import Documents
 from .stacks._opened import Given
 from .stacks.probes import PROBES
-
-if TYPE_CHECKING:
-    from .running._child import ChildOutput
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,39 +91,22 @@ def verify_stack(
         >>> print(report.findings[0].message)
         Document 1 attends to document 0 of its pack: output 0 of document 1 differs by ...
     """
-    given = Given(model, batch, pack, decode, second, step, causal, window, trainer, tokenizer)
+    return report_on(Given(model, batch, pack, decode, second, step, causal, window, trainer, tokenizer))
+
+
+def report_on(given: Given) -> StackReport:
+    """The report on a stack, verified in this process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return stack_report(messages(given, PROBES))
 
 
 def stack_report(
-    messages: Iterable[Message | ChildOutput], named: str = "", progress: Progress | None = None, total: int = 0
+    messages: Iterable[Message], named: str = "", progress: Progress | None = None, total: int = 0
 ) -> StackReport:
-    """The report on a stack. `named`: its title, if it is not opened."""
-    start = time.perf_counter()
-    stack = StackOpened("", (), 0, named)
-    outcomes: list[Outcome] = []
-    findings: list[Finding] = []
-    printed = ""
-    for message in messages:
-        match message:
-            case RequestError():
-                raise message.error
-            case StageBegun():
-                start = time.perf_counter() if message.name == "calling" else start  # without what it takes to load
-                if progress is not None:
-                    progress(len(outcomes), total, message.name)
-            case StackOpened():
-                stack = message
-            case CheckDone():
-                outcomes.append(message.outcome)
-                findings += message.findings
-            case TargetUnusable():
-                findings.append(nothing_works(message))
-            case Printed():
-                printed = message.text
-                findings.append(it_prints(printed))
+    """The report on a stack; its seconds are without loading. `named`: its title, if it is not opened."""
+    call, _, findings, outcomes, printed, start = received(messages, progress, total)
+    stack = call if isinstance(call, StackOpened) else StackOpened("", (), 0, named)
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.severity))
     seconds = time.perf_counter() - start
     return StackReport(stack.name, "", stack.assumed, stack.causal, tuple(findings), tuple(outcomes), seconds, printed)

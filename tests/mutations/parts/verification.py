@@ -97,9 +97,9 @@ FAULTS = (
     ),
     Fault(
         "status",
-        "src/saccade/verification/running/_run.py",
-        'if any(finding.severity == "error" for finding in findings):\n        return "failed"',
-        'if any(one.severity == "warning" for one in findings):\n        return "failed"',
+        "src/saccade/verification/findings/_results.py",
+        'failed = any(finding.severity == "error" for finding in kept)',
+        'failed = any(finding.severity == "warning" for finding in kept)',
         (TESTS + "test_verify.py",),
         "A check with an error has passed.",
     ),

@@ -71,10 +71,10 @@ from stacks.dense import Dense, packed
 from stacks.test_bad_input import Prints
 
 def right():
-    return Prints(), None, packed
+    return {"model": Prints(), "pack": packed}
 
 def wrong():
-    return {"model": Dense(), "pack": lambda documents: {**packed(documents), "attention_mask": None}}
+    return Dense(), None, lambda documents: {**packed(documents), "attention_mask": None}
 
 def unknown():
     return {"model": Dense(), "packs": packed}

@@ -105,8 +105,11 @@ def test_documents_are_found_wherever_they_stand():
 
 def test_the_smallest_documents_are_minimal():
     documents = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5]]
-    small = smallest(documents, lambda given: any(4 in one for one in given) and any(2 in one for one in given))
-    assert small == [[4], [2]]
+
+    def shows(given):
+        return given if any(4 in one for one in given) and any(2 in one for one in given) else None
+
+    assert smallest(documents, shows, documents) == ([[4], [2]], [[4], [2]])
 
 
 @pytest.mark.parametrize(("name", "value"), [("window", 0), ("batch", 3)])

@@ -14,15 +14,7 @@ THEIRS = """
 import pytest
 import saccade
 import torch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.qkv = torch.nn.Embedding(53, 24), torch.nn.Linear(24, 72)
-
-    def forward(self, input_ids):
-        q, k, v = self.qkv(self.embed(input_ids))[:, None].chunk(3, -1)
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0]
+from stacks.dense import Dense
 
 def joined(documents):
     return torch.tensor([sum(documents, [])])
@@ -30,16 +22,16 @@ def joined(documents):
 @pytest.fixture
 @saccade.verified(causal=True)
 def model():
-    return Model()
+    return Dense()
 
 @pytest.fixture
 @saccade.verified
 def packed():
-    return {"model": Model(), "pack": joined}
+    return {"model": Dense(), "pack": joined}
 
 @saccade.verified
 def test_right(model):
-    assert isinstance(model, Model)
+    assert isinstance(model, Dense)
     return model
 
 @saccade.verified()
@@ -62,7 +54,7 @@ def test_tests_and_fixtures_fail_with_the_report_under_pytest_alone(pytester):
     result.assert_outcomes(passed=1, failed=2, errors=1)
     result.stdout.fnmatch_lines(["*Document 1 attends to document 0 of its pack*"])
     result.stdout.fnmatch_lines(["*ValueError: test_returns_nothing: expected a dict with model*; got no model"])
-    assert "verify_returned" not in result.stdout.str().partition("test_returns_nothing")[0]  # the report, no code
+    assert "report_on" not in result.stdout.str().partition("test_returns_nothing")[0]  # the report, no code
 
 
 def test_a_stack_that_nothing_can_test_does_not_pass():

@@ -29,7 +29,6 @@ class CallInside:
     weights: Tensor  # (R, H, Lq, Lk)
     pairs: Tensor  # (R, H, Lq, Lk) bool: the pairs that no mask hides
     out: Tensor  # (R, H, Lq, Dv)
-    sink: bool  # whether the softmax has a sink
     unexplained: float  # the largest difference of `out` from weights times values, relative to `out`
     unit: float  # of the dtype of the output
 
@@ -53,10 +52,8 @@ class Parting(NamedTuple):
     call: str
     layer: int
     head: int
-    row: int
     query: int
     key: int | None  # None: the weights are the same, and the values are not
-    size: float
     words: str
 
 
@@ -86,7 +83,7 @@ def _call(name: str, layer: int, kept: KeptCall) -> CallInside:
     apart = ((weights @ values - out) * rows[..., None]).nan_to_num(0.0).abs().max()
     size = (out * rows[..., None]).nan_to_num(0.0).abs().max()
     unexplained, unit = float(apart / size) if size else 0.0, torch.finfo(kept.out.dtype).eps
-    return CallInside(name, layer, weights, pairs, out, kept.sink is not None, unexplained, unit)
+    return CallInside(name, layer, weights, pairs, out, unexplained, unit)
 
 
 def first_parting(first: Inside, second: Inside, bound: float) -> Parting | None:
@@ -97,7 +94,7 @@ def first_parting(first: Inside, second: Inside, bound: float) -> Parting | None
     for call, other in zip(first.calls, second.calls, strict=False):
         if call.weights.shape != other.weights.shape:
             words = f"weights of shape {list(call.weights.shape)} and {list(other.weights.shape)}"
-            return Parting(call.name, call.layer, 0, 0, 0, None, float("inf"), words)
+            return Parting(call.name, call.layer, 0, 0, None, words)
         parting = _in_weights(call, other, bound) or _in_outputs(call, other, bound)
         if parting is not None:
             return parting
@@ -118,7 +115,7 @@ def _in_weights(call: CallInside, other: CallInside, bound: float) -> Parting | 
         row, head, query, key = _largest(apart)
     first, second = (float(run.weights[row, head, query, key]) for run in (call, other))
     words = f"the weight of key {key} for query {query} is {first:.3g} in one and {second:.3g} in the other"
-    return Parting(call.name, call.layer, head, row, query, key, abs(first - second), words)
+    return Parting(call.name, call.layer, head, query, key, words)
 
 
 def _in_outputs(call: CallInside, other: CallInside, bound: float) -> Parting | None:
@@ -130,9 +127,8 @@ def _in_outputs(call: CallInside, other: CallInside, bound: float) -> Parting | 
     if not bool((apart > bound * size).any()):
         return None
     row, head, query = _largest(apart)
-    largest = float(apart[row, head, query])
-    words = f"the weights agree, and the output of query {query} differs by {largest:.3g}"
-    return Parting(call.name, call.layer, head, row, query, None, largest, words)
+    words = f"the weights agree, and the output of query {query} differs by {float(apart[row, head, query]):.3g}"
+    return Parting(call.name, call.layer, head, query, None, words)
 
 
 def _largest(tensor: Tensor) -> list[int]:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...verification.stacks._documents import IDS, Documents, as_inputs, ids_of
+from ...verification.stacks._documents import IDS, Documents, as_inputs, ids_of, padded, positions_in
 from ...verification.stacks._stack import Decoder, Generate
+from ...verification.stacks._state import attributes
 
 _LONGEST = 640  # tokens in a static cache
 _IN_FORCE = "_attn_implementation_internal"
@@ -79,13 +80,10 @@ def _other_attention(model: Any) -> OtherAttention | None:
         for config in [*configs.values()]:
             parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", ()))
             configs |= {id(part): part for part in parts if part is not None}
-        before = [(one, one._attn_implementation_internal) for one in configs.values() if hasattr(one, _IN_FORCE)]
-        try:
+        held = [config for config in configs.values() if hasattr(config, _IN_FORCE)]
+        with attributes((config, _IN_FORCE, getattr(config, _IN_FORCE)) for config in held):
             _set_silently(model, other)
             yield
-        finally:
-            for config, value in before:
-                config._attn_implementation_internal = value
 
     try:
         with switched():
@@ -113,12 +111,9 @@ def _left(model: Any, pad: int) -> Callable[[Documents], Any] | None:
         return None
 
     def left(documents: Documents) -> dict[str, Tensor]:
-        width = max(map(len, documents))
-        gaps = [width - len(document) for document in documents]
-        real = torch.tensor([[0] * gap + [1] * (width - gap) for gap in gaps])
-        ids = torch.tensor([[*[pad] * gap, *document] for gap, document in zip(gaps, documents, strict=True)])
+        ids, real = padded(documents, pad, left=True)
         made = {"input_ids": ids, "attention_mask": real}
-        return {**made, "position_ids": (real.cumsum(-1) - 1).clamp(min=0)} if "position_ids" in taken else made
+        return {**made, "position_ids": positions_in(real)} if "position_ids" in taken else made
 
     return left
 
@@ -232,9 +227,7 @@ def _generate(model: Any, pad: int, special: tuple[int, ...]) -> Generate:
     def generate(prompts: Documents, steps: int) -> tuple[Documents, Tensor]:
         import transformers
 
-        width = max(map(len, prompts))
-        ids = torch.tensor([[*[pad] * (width - len(prompt)), *prompt] for prompt in prompts], device=model.device)
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        ids, mask = (tensor.to(model.device) for tensor in padded(prompts, pad, left=True))
         config = transformers.GenerationConfig(
             max_new_tokens=steps,
             do_sample=False,
@@ -243,8 +236,8 @@ def _generate(model: Any, pad: int, special: tuple[int, ...]) -> Generate:
             output_logits=True,
             return_dict_in_generate=True,
         )
-        made = model.generate(input_ids=ids, attention_mask=mask.to(ids), generation_config=config)
-        return made.sequences[:, width:].tolist(), torch.stack(made.logits, 1)
+        made = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+        return made.sequences[:, ids.shape[1] :].tolist(), torch.stack(made.logits, 1)
 
     return generate
 

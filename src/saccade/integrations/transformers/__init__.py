@@ -21,13 +21,7 @@ from ._attention import Attentions, function_giving, statistics, weights
 from ._classes import as_before, refuse_by_name
 from ._masks import saccade_mask
 
-__all__ = [
-    "UnknownAttention",
-    "functions_wrapped_by",
-    "meaning_of",
-    "register",
-    "unregister",
-]
+__all__ = ["UnknownAttention", "functions_wrapped_by", "meaning_of", "register", "unregister"]
 
 NAME = "saccade"
 LEAST = (5, 0)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -78,12 +77,8 @@ def _on_and_off(subject: Subject, rates: tuple[DropoutRate, ...]) -> tuple[Subje
 def _under_a_mask(subject: Subject) -> Iterator[Finding]:
     """Dropout in eval mode in calls with a mask, which may take another path."""
     inputs = subject.inputs(2, LENGTH)
-    masks: dict[str, Any] = {}
-    if subject.takes("Q"):
-        masks["pairs"] = torch.ones(inputs.length, inputs.key_length, dtype=torch.bool).tril()
-    elif subject.takes("B"):
-        masks["padding"] = (torch.arange(inputs.key_length) < inputs.key_length - 2).expand(2, -1)
-    else:
+    masks: dict[str, Any] | None = next(subject.masks(inputs), None)
+    if masks is None:
         return
     try:
         if not drops(follow_randomness(subject, inputs).draws):
@@ -97,7 +92,7 @@ def _with_default(subject: Subject) -> Subject | None:
     rate, training, default = _arguments(subject)
     if rate is None or training is not None:
         return None
-    return _with_constants(subject, {rate: default}) if isinstance(default, float) and default > 0 else None
+    return subject.with_constants(**{rate: default}) if isinstance(default, float) and default > 0 else None
 
 
 def _arguments(subject: Subject) -> tuple[str | None, str | None, Any]:
@@ -116,18 +111,14 @@ def _by_argument(subject: Subject) -> tuple[Subject | None, Subject]:
     if rate is None:
         return None, subject
     for value in (RATE, nn.Dropout(RATE)):
-        on = _with_constants(subject, {rate: value, **({training: True} if training else {})})
+        on = subject.with_constants(**{rate: value, **({training: True} if training else {})})
         try:
             drawn = follow_randomness(on, subject.inputs(2, LENGTH)).draws
         except TargetError:
             continue
         off = {rate: value, training: False} if training else {rate: type(value)(0.0)}
-        return (on if drawn else None), _with_constants(subject, off)
+        return (on if drawn else None), subject.with_constants(**off)
     return None, subject
-
-
-def _with_constants(subject: Subject, more: dict[str, Any]) -> Subject:
-    return replace(subject, reading=replace(subject.reading, constants={**subject.reading.constants, **more}))
 
 
 def _in_eval(off: Subject, still: FollowedCall, given: str = "", **masks: Any) -> Iterator[Finding]:

@@ -177,7 +177,7 @@ def _refilled(padded: _PaddedSubject, factor: float) -> NamedInputs:
     for item, real in enumerate(padded.real):
         positions = (~real).nonzero().flatten().tolist()
         if positions:
-            new = influence.changed(new, positions, padded.side, item=item)
+            new = new.changed(positions, padded.side, item=item)
     if factor == 1 or new.vocabulary:
         return new
     return _with_changed(padded, new, lambda tensor: tensor * factor)
@@ -185,13 +185,10 @@ def _refilled(padded: _PaddedSubject, factor: float) -> NamedInputs:
 
 def _with_changed(padded: _PaddedSubject, inputs: NamedInputs, change: Callable[[Tensor], Tensor]) -> NamedInputs:
     """Inputs with `change` applied to each padded position of the padded side."""
-    made: dict[int, Tensor] = {}
 
     def at_padding(tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
-            where = ~padded.real if tensor.dim() == 3 else ~padded.real[:, None]
-            made[id(tensor)] = torch.where(where[..., None].to(tensor.device), change(tensor), tensor)
-        return made[id(tensor)]
+        where = ~padded.real if tensor.dim() == 3 else ~padded.real[:, None]
+        return torch.where(where[..., None].to(tensor.device), change(tensor), tensor)
 
     return inputs.map(at_padding, inputs.on(padded.side))
 
@@ -217,11 +214,7 @@ def _more_padding(subject: Subject) -> Iterator[Finding]:
     try:
         longest = _padded(exact, [range(real, max(totals))] * 2, max(totals))
         for total in totals:
-            cut = (
-                longest.inputs.cut(slice(0, total), longest.side)
-                if longest.side == "key"
-                else _shortened(longest, total)
-            )
+            cut = longest.inputs.cut(slice(0, total), longest.side)
             shorter = replace(longest, inputs=cut, real=longest.real[:, :total])
             outs.append(_call(shorter)[:, :, :real] if shorter.side == "both" else _call(shorter))
     except TargetError:
@@ -263,13 +256,6 @@ def _length_line(padded: _PaddedSubject) -> Location | None:
     return line or (scales[0] if scales else None)
 
 
-def _shortened(padded: _PaddedSubject, total: int) -> NamedInputs:
-    names = list(padded.inputs.tensors)
-    cut = padded.inputs.cut(slice(0, total))
-    shared = len({id(tensor) for tensor in padded.inputs.tensors.values()}) == 1
-    return replace(cut, tensors=dict.fromkeys(names, cut[names[0]])) if shared else cut
-
-
 def _gradients(padded: _PaddedSubject) -> Iterator[Finding]:
     """Gradients of real outputs to padded inputs, which must be zero."""
     if padded.inputs.vocabulary:
@@ -304,7 +290,7 @@ def _without_rounding(padded: _PaddedSubject, name: str, sizes: Tensor) -> Tenso
 
 def _sizes_of_gradients(padded: _PaddedSubject) -> dict[str, Tensor]:
     """(B, L) by input of the padded side: the largest gradient of the real outputs to each position."""
-    leaves = influence.leaves(padded.inputs)
+    leaves = padded.inputs.leaves()
     with torch.enable_grad(), seeded(influence.SEED):
         out = influence.four(padded.subject.fresh()(leaves, **padded.masks).out)
         weigh = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(out)

@@ -124,19 +124,11 @@ def _saved(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _masks_taken(subject: Subject, inputs: NamedInputs) -> Iterator[dict[str, Any]]:
-    """The masks to try: none, and those that the target accepts; a call gives them its inputs' dtype and device."""
-    yield {}
-    if subject.takes("B"):
-        yield {"padding": torch.ones(inputs.batch, inputs.key_length, dtype=torch.bool)}
-    if subject.takes("Q"):
-        yield {"pairs": torch.ones(inputs.length, inputs.key_length, dtype=torch.bool).tril()}
-
-
 def _first_error(subject: Subject, inputs: NamedInputs) -> tuple[TargetError | None, Tensor | None]:
-    """The first error of calls with and without masks, and the output without."""
+    """The first error of calls without and with masks, which are given in the inputs' dtype and on their device; and
+    the output without."""
     out = None
-    for masks in _masks_taken(subject, inputs):
+    for masks in ({}, *subject.masks(inputs)):
         try:
             with torch.no_grad(), seeded(0):
                 result = subject.fresh()(inputs, **masks).out

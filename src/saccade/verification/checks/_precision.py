@@ -101,13 +101,8 @@ def _cases(subject: Subject) -> Iterator[_InputRange]:
     if subject.form != "tokens":
         yield _InputRange("inputs of standard deviation 4", subject.inputs(2, 7, spread=4.0))
     square = subject.inputs(2, 7)
-    if subject.takes("B"):
-        padding = torch.ones(2, square.key_length, dtype=torch.bool, device=subject.device)
-        padding[1, -3:] = False
-        yield _InputRange("padding", square, {"padding": padding})
-    if subject.takes("Q"):
-        pairs = torch.ones(square.length, square.key_length, dtype=torch.bool, device=subject.device).tril()
-        yield _InputRange("a causal mask", square, {"pairs": pairs})
+    for masks in [*subject.masks(square)][::-1]:
+        yield _InputRange("a causal mask" if "pairs" in masks else "padding", square, masks)
     if subject.form == "attention":
         large = subject.inputs(1, 7, spread=32.0)
         value = subject.inputs(1, 7)["value"]

@@ -24,6 +24,7 @@ from ..subject._steady import exact, steady, takes, tolerance
 from ..subject._subject import Subject
 from ..subject.discovery._squares import sliced_square
 from ..tracing._randomness import drops, follow_randomness
+from .cache._inside import differing, held
 
 _finding = partial(Finding, "robustness", "robustness")
 _error = partial(Finding, "robustness", "robustness", "error")
@@ -53,7 +54,7 @@ def _repeated(subject: Subject) -> Iterator[Finding]:
     if subject.reading.cache is not None and subject.reading.cache.kind == "inside":
         return  # told by cache
     copy, inputs = subject.fresh(), subject.inputs(2, 7)
-    before = _attributes(copy.module)
+    before = held(copy.module)
     with torch.no_grad(), seeded(0):
         first = copy(inputs).out
         try:
@@ -69,7 +70,7 @@ def _repeated(subject: Subject) -> Iterator[Finding]:
     if drawn and drops(drawn):
         return  # told by dropout
     change = float((first - again).abs().max()) if first.shape == again.shape else float("nan")
-    changed = _changed(before, _attributes(copy.module))
+    changed = [f"{path}.{name}".lstrip(".") for path, name in differing(before, held(copy.module))]
     if drawn:
         what, where = f"it draws random numbers ({drawn[0].name})", drawn[0].location
         fix = "Take the noise out of eval mode: if self.training: ..."
@@ -83,7 +84,7 @@ def _repeated(subject: Subject) -> Iterator[Finding]:
         f"Two calls in eval mode with the same input differ by up to {change:.3g}: {what}.",
         "Results cannot be reproduced, and depend on earlier calls.",
         fix,
-        {"largest_difference": change, "changed": list(changed), "draws": [draw.name for draw in drawn]},
+        {"largest_difference": change, "changed": changed, "draws": [draw.name for draw in drawn]},
         where,
     )
 
@@ -96,28 +97,6 @@ def _first_call_stays(error: TargetError) -> Finding:
         {"raised": error.error, "first": [2, 7], "then": [3, 5]},
         error.location,
     )
-
-
-def _attributes(module: nn.Module | None) -> dict[str, Any]:
-    """Numbers and copies of tensors that a module keeps, by their paths."""
-    attributes: dict[str, Any] = {}
-    for path, part in () if module is None else module.named_modules():
-        kept = {**vars(part), **dict(part.named_buffers(recurse=False)), **dict(part.named_parameters(recurse=False))}
-        for name, value in kept.items():
-            if isinstance(value, Tensor):
-                attributes[f"{path}.{name}".lstrip(".")] = value.detach().clone()
-            elif isinstance(value, (int, float, bool)) or value is None:
-                attributes[f"{path}.{name}".lstrip(".")] = value
-    return attributes
-
-
-def _changed(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, ...]:
-    def same(a: Any, b: Any) -> bool:
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            return a.shape == b.shape and torch.equal(a, b)
-        return type(a) is type(b) and not isinstance(a, Tensor) and a == b
-
-    return tuple(name for name in after if name not in before or not same(before[name], after[name]))
 
 
 def _line_of(module: nn.Module | None, path: str) -> Location | None:

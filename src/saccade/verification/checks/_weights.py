@@ -58,13 +58,14 @@ def _test_calls(subject: Subject) -> Iterator[tuple[CallResult, TracedAttention,
         if plain is None:
             return
         yield result, plain, None, plain
-        for masks, hidden in _masks(own, inputs):
+        for masks in own.masks(inputs):
             try:
                 result = _call(own, inputs, **masks)
             except (Inapplicable, TargetError):
                 continue
             masked = _measured(own, inputs, masks, result)
             if masked is not None:
+                hidden = ~masks["pairs"][None, None] if "pairs" in masks else ~masks["padding"][:, None, None]
                 yield result, masked, hidden, plain
         return
 
@@ -72,18 +73,6 @@ def _test_calls(subject: Subject) -> Iterator[tuple[CallResult, TracedAttention,
 def _call(subject: Subject, inputs: NamedInputs, **masks: Tensor) -> CallResult:
     with torch.no_grad():
         return subject(copied(inputs), **masks)
-
-
-def _masks(subject: Subject, inputs: NamedInputs) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """A causal mask and padding, if the target takes them, and the pairs that each hides, (B or 1, 1, Lq or 1, Lk)."""
-    shape = inputs.length, inputs.key_length
-    if subject.takes("Q"):
-        pairs = torch.ones(shape, dtype=torch.bool).tril()
-        yield {"pairs": pairs}, ~pairs[None, None]
-    if subject.takes("B"):
-        padding = torch.ones(inputs.batch, shape[1], dtype=torch.bool)
-        padding[0, -3:] = False
-        yield {"padding": padding}, ~padding[:, None, None]
 
 
 def _measured(

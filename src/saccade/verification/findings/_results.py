@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ._finding import Finding, Outcome
+from ._finding import CheckDone, Finding, Outcome
+from ._words import plain
+
+
+def done(
+    part: Any, findings: Iterable[Finding], reason: str = "", seconds: float = 0.0, *, measured: bool = True
+) -> CheckDone:
+    """The message about a check or probe with these findings. `reason`: why it stopped early, or was not run."""
+    kept = tuple(replace(finding, evidence=plain(finding.evidence)) for finding in findings)
+    failed = any(finding.severity == "error" for finding in kept)
+    status: Any = "failed" if failed else "n/a" if reason else "passed"
+    return CheckDone(Outcome(part.name, part.family, part.promise, status, reason, seconds, measured), kept)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import torch
 from ...support._registered import registered
 from ..subject._shortened import size_of
 from ._deaths import ENTRY, ChildDeath, as_message, left_out
-from ._job import CallDescription, CheckDone, Job, Message, StageBegun, TargetUnusable
+from ._job import CallDescription, CheckDone, Job, Message, Printed, StageBegun, TargetUnusable
 from ._stack_job import StackJob
 
 STARTING = 120.0  # seconds: a new Python that imports PyTorch from a slow disk
@@ -79,15 +79,8 @@ class ChildEnded:
     """The child has finished all its work."""
 
 
-@dataclass(frozen=True)
-class ChildOutput:
-    """Standard output and error of the children; the last message."""
-
-    text: str
-
-
-def isolated(job: Job | StackJob, limits: Limits) -> Iterator[Message | ChildOutput]:
-    """The messages of `job.work()`, from child processes.
+def isolated(job: Job | StackJob, limits: Limits) -> Iterator[Message]:
+    """The messages of `job.work()`, from child processes, and at last what they printed; a stack says that itself.
 
     Raises:
         ValueError: the target can reach a child neither by fork nor by pickle, or this process may have no children.
@@ -123,7 +116,8 @@ def isolated(job: Job | StackJob, limits: Limits) -> Iterator[Message | ChildOut
         if hangs == MOST_HANGS:
             yield from (left_out(parts[name], f"not run: {hangs} checks ran out of time before") for name in left)
             break
-    yield ChildOutput(printed.decode("utf-8", "replace"))
+    if isinstance(job, Job):
+        yield Printed(printed.decode("utf-8", "replace"))
 
 
 # The parent's side

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..findings._finding import Finding, Location, Outcome
+from ..findings._finding import Finding, Location
 from ..findings._locate import is_own, line_of
+from ..findings._results import done
 from ..stacks._probe import Probe
 from ..subject._check import Check
 from ._job import CheckDone, TargetUnusable
@@ -67,12 +68,11 @@ def as_message(death: ChildDeath, parts: Sequence[Check | Probe], size: int = 0)
         {"ended": death.kind, "number": death.number, "during": check.name},
         location,
     )
-    reason = f"it {death.words}"
-    return CheckDone(Outcome(check.name, check.family, check.promise, "failed", reason, death.seconds), (finding,))
+    return done(check, [finding], f"it {death.words}", death.seconds)
 
 
 def left_out(check: Check | Probe, reason: str) -> CheckDone:
-    return CheckDone(Outcome(check.name, check.family, check.promise, "n/a", reason, measured=False), ())
+    return done(check, (), reason, measured=False)
 
 
 def where(traceback: str) -> Location | None:

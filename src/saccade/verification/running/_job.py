@@ -36,10 +36,50 @@ class Job:
     @property
     def parts(self) -> list[Check]:
         """The checks to run."""
-        return chosen(self.names)
+        from ..checks import CHECKS
+
+        return [check for check in CHECKS if check.name in self.names]
 
     def work(self) -> Iterator[Message]:
-        return work(self)
+        """Do the job. Warnings of the target are not shown: the report takes their place."""
+        from ..subject.discovery._discover import discover
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            stage = "loading"
+            try:
+                yield StageBegun(stage)
+                target = _loaded(self.target)
+                how = _loaded(self.how)
+                stage = "calling"
+                yield StageBegun(stage)
+                subject = discover(target, self.hints, self.promise, how, self.arguments)
+                del target  # which may be larger than what is tested of it
+                yield CallDescription(call_in_words(subject), subject.reading.assumed, size_of(subject.target))
+            except (KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as error:  # exit, and classes of the target's own
+                yield failed(error, stage)
+                return
+            others: tuple[CallVariant, ...] = ()
+            if self.looks:
+                yield StageBegun("looking")
+                direction = list(_direction(subject))
+                yield from direction
+                causal = direction[0].causal if direction and self.promise.causal is None else self.promise.causal
+                others = variants(subject, causal)
+            for check in self.parts:
+                yield StageBegun(check.name)
+                done = run_check(check, subject, others)
+                others = tuple(
+                    replace(
+                        variant,
+                        named=variant.named
+                        or any(finding.message.startswith(f"With {variant.words}: ") for finding in done.findings),
+                    )
+                    for variant in others
+                )
+                yield done
 
 
 @dataclass(frozen=True)
@@ -78,7 +118,7 @@ class RequestError:
 
 @dataclass(frozen=True)
 class Printed:
-    """Message: what the stack printed while it was tested."""
+    """Message: what the target printed."""
 
     text: str
 
@@ -88,60 +128,6 @@ DIRECTIONS = (
     "it is causal: no output depends on a later input (otherwise --bidirectional)",
 )
 Message = StageBegun | CallDescription | FoundReading | CheckDone | TargetUnusable | RequestError | Printed
-
-
-def work(job: Job) -> Iterator[Message]:
-    """Do the job. Warnings of the target are not shown: the report takes their place."""
-    from ..subject.discovery._discover import discover
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        stage = "loading"
-        try:
-            yield StageBegun(stage)
-            target = _loaded(job.target)
-            how = _loaded(job.how)
-            stage = "calling"
-            yield StageBegun(stage)
-            subject = discover(target, job.hints, job.promise, how, job.arguments)
-            del target  # which may be larger than what is tested of it
-            yield CallDescription(call_in_words(subject), subject.reading.assumed, size_of(subject.target))
-        except Undecided as undecided:
-            yield RequestError(undecided)
-            return
-        except TargetError as error:
-            yield TargetUnusable(error.error, error.location, stage)
-            return
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
-        except BaseException as error:  # exit, and classes of the target's own
-            yield failed(error, stage)
-            return
-        others: tuple[CallVariant, ...] = ()
-        if job.looks:
-            yield StageBegun("looking")
-            direction = list(_direction(subject))
-            yield from direction
-            causal = direction[0].causal if direction and job.promise.causal is None else job.promise.causal
-            others = variants(subject, causal)
-        for check in chosen(job.names):
-            yield StageBegun(check.name)
-            done = CheckDone(*run_check(check, subject, others))
-            others = tuple(
-                replace(
-                    variant,
-                    named=variant.named
-                    or any(finding.message.startswith(f"With {variant.words}: ") for finding in done.findings),
-                )
-                for variant in others
-            )
-            yield done
-
-
-def chosen(names: tuple[str, ...]) -> list[Check]:
-    from ..checks import CHECKS
-
-    return [check for check in CHECKS if check.name in names]
 
 
 def _loaded(named: Any) -> Any:
@@ -164,12 +150,15 @@ def _direction(subject: Subject) -> Iterator[FoundReading]:
 
 def failed(error: BaseException, stage: str) -> TargetUnusable | RequestError:
     """An error through the target's own lines is its fault; other errors come from the user of `verify` or from us."""
+    if isinstance(error, Undecided):
+        return RequestError(error)
+    if isinstance(error, TargetError):
+        return TargetUnusable(error.error, error.location, stage)
     location = location_of(error)
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
         location = line_of(error.filename, error.lineno or 0, "")
     if location is None and isinstance(error, Exception):
-        # an exception of another package may not pickle
-        known = isinstance(error, Undecided) or type(error).__module__ == "builtins"
+        known = type(error).__module__ == "builtins"  # an exception of another package may not pickle
         lines = "".join(traceback.format_exception(error))
         return RequestError(error if known else RuntimeError(error_in_words(error)), lines)
     words = f"exit({error.code!r})" if isinstance(error, SystemExit) else error_in_words(error)

@@ -7,34 +7,24 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
-from ..findings._finding import Finding, Inapplicable, Location, Outcome, Severity, TargetError, Unmeasured
+from ..findings._finding import CheckDone, Finding, Inapplicable, Location, Severity, TargetError, Unmeasured
 from ..findings._locate import error_in_words, location_of
-from ..findings._words import GPU_WORDS, MEMORY_WORDS, TRIANGLE, plain
+from ..findings._results import done
+from ..findings._words import GPU_WORDS, MEMORY_WORDS, TRIANGLE
 from ..subject._check import Check
 from ..subject._shortened import size_of
 from ..subject._subject import Subject
 from ..subject._variants import CallVariant
 
 
-def run_check(
-    check: Check, subject: Subject, others: Sequence[CallVariant] = ()
-) -> tuple[Outcome, tuple[Finding, ...]]:
+def run_check(check: Check, subject: Subject, others: Sequence[CallVariant] = ()) -> CheckDone:
     """Run one check on a separate copy, then on `others`, other calls. Every exception except Ctrl-C becomes a
     finding."""
     start = time.perf_counter()
     found, reason, measured = _run(check, subject)
     found += _of_others(check, found, others)
-    findings = tuple(replace(finding, evidence=plain(finding.evidence)) for finding in found)
-    outcome = Outcome(check.name, check.family, check.promise, _status(findings, reason), reason, measured=measured)
-    return replace(outcome, seconds=time.perf_counter() - start), findings
-
-
-def _status(findings: Sequence[Finding], reason: str) -> Literal["passed", "failed", "n/a"]:
-    if any(finding.severity == "error" for finding in findings):
-        return "failed"
-    return "n/a" if reason else "passed"
+    return done(check, found, reason, time.perf_counter() - start, measured=measured)
 
 
 def _run(check: Check, subject: Subject) -> tuple[list[Finding], str, bool]:

@@ -6,7 +6,7 @@ Shape legend: L length, V width of an output.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_map_only
 
 from ...support._seeding import seeded
 from ..findings._finding import Inapplicable, TargetError
-from ._documents import Documents, drawn, exchanged, located
+from ._documents import Documents, drawn, exchanged
 from ._stack import Stack
-from ._state import kept
+from ._state import attributes, kept
 
 LARGEST = 2**33  # bytes of parameters in a wider dtype: a copy of more is not made
 # Rounding differs between inputs; faults of a mask, a position or a cache are thousands of times larger.
@@ -50,7 +50,6 @@ class Measure:
 
     bound: float
     dtype: torch.dtype
-    rounding: float  # as measured
     effect: float = float("inf")  # of another token on outputs that are not its own
     least: float = 0.0  # of the size of outputs: small log probabilities come from logits that are not
 
@@ -87,32 +86,32 @@ def measured(stack: Stack) -> Measure:
     if stack.is_served:
         return _measured_served(stack, documents)
     with seeded(0):
-        first = _outputs(stack, documents)
+        first = stack.outputs(documents)
         dtype = _dtype(stack, first[0])
-        others = [_outputs(stack, documents), _outputs(stack, documents[::-1])[::-1]]
-        others.append([_outputs(stack, [document])[0] for document in documents])
-    again, *changed = (_largest_gap(first, outs) for outs in others)
+        others = [stack.outputs(documents), stack.outputs(documents[::-1])[::-1]]
+        others.append([stack.outputs([document])[0] for document in documents])
+    again, *changed = (largest_gap(first, outs) for outs in others)
     # A row that depends on its neighbours is no rounding: what other orders and sizes change counts up to a limit.
     rounding = max(again, min(max(changed), _least(dtype)))
     if dtype in (torch.float64, torch.float32) and _TIMES * rounding <= _least(dtype):
-        return Measure(_least(dtype), dtype, rounding)
+        return Measure(_least(dtype), dtype)
     times = _TIMES
     if dtype not in (torch.float64, torch.float32):
         times = _TIMES_HALF
         with seeded(0), _shaken(stack):
-            rounding = max(rounding, _largest_gap(first, _outputs(stack, documents)))
-    [other] = _outputs(stack, [exchanged(documents[0], stack.vocabulary, 2, 3)])
+            rounding = max(rounding, largest_gap(first, stack.outputs(documents)))
+    [other] = stack.outputs([exchanged(documents[0], stack.vocabulary, 2, 3)])
     kept_rows = [at for at in range(len(documents[0])) if at != 2]
-    effect = _largest_gap([first[0][kept_rows]], [other[kept_rows]])
-    return Measure(max(_least(dtype), times * rounding), dtype, rounding, effect)
+    effect = largest_gap([first[0][kept_rows]], [other[kept_rows]])
+    return Measure(max(_least(dtype), times * rounding), dtype, effect)
 
 
 def _measured_served(stack: Stack, documents: Documents) -> Measure:
-    first, again = ([_outputs(stack, [document])[0] for document in documents] for _ in range(2))
-    rounding = _largest_gap(first, again)
+    first, again = ([stack.outputs([document])[0] for document in documents] for _ in range(2))
+    rounding = largest_gap(first, again)
     with suppress(TargetError):  # which the probe of batches meets again
-        rounding = max(rounding, min(_largest_gap(first, _outputs(stack, documents)), _SERVED_NOISE))
-    return Measure(max(_SERVED, 8 * rounding), first[0].dtype, rounding, least=8.0)
+        rounding = max(rounding, min(largest_gap(first, stack.outputs(documents)), _SERVED_NOISE))
+    return Measure(max(_SERVED, 8 * rounding), first[0].dtype, least=8.0)
 
 
 def served_alike(measure: Measure, out: Tensor, reference: Tensor) -> bool:
@@ -143,13 +142,7 @@ def _shaken(stack: Stack) -> Iterator[None]:
         yield
 
 
-def _outputs(stack: Stack, documents: Documents) -> list[Tensor]:
-    inputs = stack.batch(documents)
-    out = stack.run(inputs)
-    return [out[place.row, place.columns] for place in located(inputs, documents)]
-
-
-def _largest_gap(outs: list[Tensor], others: list[Tensor]) -> float:
+def largest_gap(outs: list[Tensor], others: list[Tensor]) -> float:
     """The largest difference, relative to the largest output."""
     size = max(float(out.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) for out in outs) or 1.0
     gaps = [
@@ -247,20 +240,14 @@ def training(stack: Stack) -> Iterator[None]:
     """Within, the stack's modules are in train mode, and dropout and left out layers do nothing. Rates of dropout are
     as they are: some models choose another path of attention by them."""
     parts = [part for module in stack.modules for part in module.modules()]
-    modes = [(part, part.training) for part in parts]
-    rates = [(part, name, value) for part in parts for name, value in vars(part).items() if _leaves_out(name, value)]
-    for part in parts:
-        part.training = True
-    for part, name, _ in rates:
-        setattr(part, name, 0.0)
-    try:
-        with NoDropout():
-            yield
-    finally:
-        for part, name, value in rates:
-            setattr(part, name, value)
-        for part, mode in modes:
-            part.training = mode
+    rates = [(part, name, 0.0) for part in parts for name, value in vars(part).items() if _leaves_out(name, value)]
+    with attributes([*((part, "training", True) for part in parts), *rates]), NoDropout():
+        yield
+
+
+def evaluating(stack: Stack) -> AbstractContextManager[None]:
+    """Within, the stack's modules are in eval mode."""
+    return attributes((part, "training", False) for module in stack.modules for part in module.modules())
 
 
 def mixed_by(stack: Stack) -> str:
@@ -276,24 +263,16 @@ def _leaves_out(name: str, value: object) -> bool:
     return isinstance(value, float) and any(word in plain for word in ("layerdrop", "droppath", "dropprob", "jitter"))
 
 
-@contextmanager
-def without_dropout(stack: Stack) -> Iterator[None]:
+def without_dropout(stack: Stack) -> AbstractContextManager[None]:
     """Within, the modules' rates of dropout, LayerDrop and jitter are 0, also where a checkpoint is computed again: no
     mode of functions, such as that of `training`, is active in the backward pass."""
-    kept = [
-        (part, name, value)
+    return attributes(
+        (part, name, 0.0)
         for module in stack.modules
         for part in module.modules()
         for name, value in vars(part).items()
         if isinstance(value, float) and (name == "p" or "drop" in name or "jitter" in name)
-    ]
-    for part, name, _ in kept:
-        setattr(part, name, 0.0)
-    try:
-        yield
-    finally:
-        for part, name, value in kept:
-            setattr(part, name, value)
+    )
 
 
 _DROPOUT = {

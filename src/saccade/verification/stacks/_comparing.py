@@ -93,11 +93,9 @@ class Comparison:
 
     def smallest(self, documents: Documents) -> tuple[Documents, Compared, str]:
         """(the smallest documents that still differ, the one that differs most, the effect on all of these)."""
-        effect = self.in_users_terms(documents)
-        documents = smallest(documents, lambda rows: self.worst(rows) is not None)
         worst = self.worst(documents)
         assert worst is not None
-        return documents, worst, effect
+        return *smallest(documents, self.worst, worst), self.in_users_terms(documents)
 
     def in_users_terms(self, documents: Documents) -> str:
         """The effect of a difference: the share of outputs that change, and the loss of the document that changes

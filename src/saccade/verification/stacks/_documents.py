@@ -54,6 +54,19 @@ def exchanged(document: list[int], vocabulary: Tensor, start: int = 0, end: int 
     ]
 
 
+def padded(documents: Documents, pad: int = 0, *, left: bool = False) -> tuple[Tensor, Tensor]:
+    """Token ids (R, L), padded on one side, and their mask: 1 = real."""
+    width, turn = max(map(len, documents)), -1 if left else 1
+    ids = [[*document[::turn], *[pad] * (width - len(document))][::turn] for document in documents]
+    real = [([1] * len(document) + [0] * (width - len(document)))[::turn] for document in documents]
+    return torch.tensor(ids), torch.tensor(real)
+
+
+def positions_in(real: Tensor) -> Tensor:
+    """The positions (R, L) of real tokens, counted from 0, as generate() gives them; 0 for padding before them."""
+    return (real.long().cumsum(-1) - 1).clamp(min=0)
+
+
 def as_inputs(made: Any, takes: Callable[[str], bool]) -> Any:
     """Inputs of a model from what a collator returned: lists and arrays of numbers are tensors, and an object's fields
     are arguments where the model `takes` all of them. Other objects stay as they are."""

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..subject._families import text_config
+from ..subject._transformers import kinds_of_layers
 from ._stack import Stack
+from ._state import attributes
 
 _FEW = 7  # keys of the narrowest window
 _WIDTHS = ("sliding_window", "attention_chunk_size")
@@ -58,21 +61,16 @@ def narrowed(stack: Stack, widths: Iterable[int]) -> Iterator[tuple[Stack, dict[
     """
     few = {width: _FEW + at for at, width in enumerate(sorted(widths))}
     holders = {id(held): held for part in stack.modules for module in part.modules() for held in _holders(module)}
-    kept = [
-        (held, name, vars(held)[name])
+    changes = [
+        (held, name, few[vars(held)[name]])
         for held in holders.values()
         for name in _WIDTHS
         if isinstance(vars(held).get(name), int) and vars(held)[name] in few
     ]
     window = stack.promises.window
     promises = replace(stack.promises, window=few.get(window, window) if window is not None else None)
-    try:
-        for held, name, width in kept:
-            setattr(held, name, few[width])
+    with attributes(changes):
         yield replace(stack, promises=promises), few
-    finally:
-        for held, name, width in kept:
-            setattr(held, name, width)
 
 
 def _holders(module: Any) -> Iterator[Any]:
@@ -91,12 +89,9 @@ def rules_of(stack: Stack) -> LayerRules | None:
     causal, config = stack.promises.causal, configuration(stack)
     if causal is None:
         return None
-    kinds = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
-    if kinds:
-        own = getattr(config, "per_layer_config", None) or [config] * len(kinds)
-        layers = {
-            at: _patterns(kind, part, kinds, causal) for at, (kind, part) in enumerate(zip(kinds, own, strict=False))
-        }
+    if of_layers := kinds_of_layers(config):
+        kinds = [kind for kind, _ in of_layers]
+        layers = {at: _patterns(kind, own, kinds, causal) for at, (kind, own) in enumerate(of_layers)}
         return LayerRules({at: patterns for at, patterns in layers.items() if patterns})
     local = getattr(config, "attention_layers", None)
     if isinstance(local, (list, tuple)) and set(local) <= {"global", "local"}:  # GPT-Neo
@@ -112,8 +107,7 @@ def rules_of(stack: Stack) -> LayerRules | None:
 
 def configuration(stack: Stack) -> Any:
     """The configuration of the part that reads text; None where the module has none."""
-    config: Any = getattr(stack.module, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    return text_config(getattr(stack.module, "config", None))
 
 
 def _promised_window(stack: Stack, config: Any) -> tuple[int | None, str]:

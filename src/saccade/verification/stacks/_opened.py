@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,11 @@ from ..subject._shortened import shortened
 from ..subject._subject import Subject
 from ..subject._token_models import TokenModel, longest_input, named
 from ..subject._transformers import is_transformers
-from ._documents import IDS, Documents, as_inputs, drawn, exchanged, ids_of
+from ._documents import IDS, Documents, as_inputs, drawn, exchanged, ids_of, padded, positions_in
 from ._layer_rules import rows_share_frequencies_until
 from ._pad_ids import pad_id
 from ._served import served_stack
-from ._stack import Decode, Decoder, Generate, Promises, Stack
+from ._stack import Decode, Decoder, Promises, Stack
 from ._state import kept
 
 _UNKNOWN = 31  # ids that are tried where nothing says how many there are
@@ -176,38 +176,20 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
         for argument, make in (("batch", given.batch), ("pack", given.pack))
     )
     given = replace(given, batch=batch, pack=pack)
-    known = _known(given)
-    if said := _said_of(given):
-        known = replace(known, assumed=(*known.assumed, *said))
-    if given.batch is None and (batch := _of_packs(given, known)) is not None:
+    stack, model = _found(given, modules)
+    stack = replace(stack, assumed=(*stack.assumed, *_said_of(given)))
+    if given.batch is None and (batch := _of_packs(given, stack)) is not None:
         given = replace(given, batch=batch)
-    tokens = token_ids(known.vocabulary or _vocabulary(given, known, modules), known.special)
-    stack = Stack(
-        known.name,
-        known.model,
-        given.model if isinstance(given.model, nn.Module) else next(iter(modules), None),
-        tokens,
-        given.batch or known.batch,
-        given.pack,
-        known.decoders,
-        known.generate,
-        given.step,
-        known.left,
-        None,
-        Promises(known.causal, known.window),
-        known.longest,
-        given.batch is not None or known.masked or known.causal is not False,
-        known.constants,
-        modules,
-        (*given.words, *known.assumed),
-        subject=known.subject,
-    )
+    tokens = token_ids(model.vocabulary or _vocabulary(stack, given.batch or stack.batch), model.special)
+    masked = given.batch is not None or model.masked
+    takes_padding = masked or stack.promises.causal is not False
+    stack = replace(stack, vocabulary=tokens, batch=given.batch or stack.batch, takes_padding=takes_padding)
     if scaled := rows_share_frequencies_until(stack):
         stack = replace(stack, longest=min(scaled, stack.longest or scaled))
     if stack.longest is None and (longest := _longest(stack)) is not None:
         words = f"a document has at most {longest} tokens, as a call with one more raises an error"
         stack = replace(stack, longest=longest, assumed=(*stack.assumed, words))
-    if given.batch is None and not known.masked and known.causal is None:
+    if not masked and stack.promises.causal is None:
         stack = replace(stack, takes_padding=_ignores_later(stack))
     if given.batch is not None and not _pads(stack):
         words = "batch= takes documents of one length only, so no padding is tested"
@@ -218,13 +200,14 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
     elif given.second is not None:
         second = Given(given.second, given.batch, given.pack, None, None, None, given.causal, given.window)
         stack = replace(stack, second=opened(second), modules=(*modules, *modules_of((given.second,))))
-    elif known.other is not None:
+    elif model.other is not None:
+        plain = stack.model
 
         def switched(*places: Any, **inputs: Any) -> Any:
-            with known.other.switched():
-                return known.model(*places, **inputs)
+            with model.other.switched():
+                return plain(*places, **inputs)
 
-        stack = replace(stack, second=replace(stack, name=f"its {known.other.name} attention", model=switched))
+        stack = replace(stack, second=replace(stack, name=f"its {model.other.name} attention", model=switched))
     if zeros := stack.zeros():
         words = f"weights that are all 0, such as {zeros[0][0]}, are drawn while it is tested"
         stack = replace(stack, assumed=(*stack.assumed, words))
@@ -245,19 +228,19 @@ def _inputs(argument: str, make: Callable[[Documents], Any], names: frozenset[st
     return inputs
 
 
-def _of_packs(given: Given, known: Known) -> Callable[[Documents], Any] | None:
+def _of_packs(given: Given, stack: Stack) -> Callable[[Documents], Any] | None:
     """The user's packing, where the model cannot be called with tokens and their mask alone.
 
     Raises:
         Unmeasured: it needs other arguments, and no packing is given.
     """
-    own = known.batch([[0, 1]])
+    own = stack.batch([[0, 1]])
     needed = _required(given.model).difference(own) if isinstance(own, Mapping) else set()
-    if not needed or known.model is not given.model:
+    if not needed or stack.model is not given.model:
         return None
     if given.pack is None:
         also = ", ".join(sorted(needed))
-        raise Unmeasured(f"batch: expected a function that makes inputs of {known.name}, which also needs {also}")
+        raise Unmeasured(f"batch: expected a function that makes inputs of {stack.name}, which also needs {also}")
     return given.pack
 
 
@@ -304,52 +287,43 @@ def _ignores_later(stack: Stack) -> bool:
     return torch.allclose(before, after, rtol=1e-4, atol=1e-4)
 
 
-@dataclass(frozen=True)
-class Known:
-    """Properties of a model that are known before it is called as a stack."""
+class FoundModel(NamedTuple):
+    """Properties of a model beside the parts of its stack."""
 
-    name: str
-    model: Callable[..., Any]
-    batch: Callable[[Documents], Any]
-    masked: bool  # whether a padding mask is among the inputs that `batch` makes
-    causal: bool | None
-    window: int | None
-    longest: int | None = None
+    masked: bool  # whether its own batches have a padding mask, or an id that stands for padding
+    special: tuple[int, ...]
     vocabulary: int | None = None
-    special: tuple[int, ...] = ()
-    constants: Any = None
-    decoders: tuple[Decoder, ...] = ()
-    generate: Generate | None = None
-    left: Callable[[Documents], Any] | None = None
     other: Any = None  # another attention implementation of the same module
-    assumed: tuple[str, ...] = ()
-    subject: Subject | None = None
 
 
-def _known(given: Given) -> Known:
+def _found(given: Given, modules: tuple[nn.Module, ...]) -> tuple[Stack, FoundModel]:
+    """The stack, its vocabulary and the user's batches aside, with the parts that are found where none are given."""
     decoders = (Decoder("decode", _decode(given.decode), is_given=True),) if given.decode is not None else ()
-    subject = given.subject
-    if subject is None and isinstance(given.model, nn.Module):
+    subject, module = given.subject, given.model if isinstance(given.model, nn.Module) else None
+    if subject is None and module is not None:
         try:
-            subject = token_subject(given.model, Promise(causal=given.causal))
+            subject = token_subject(module, Promise(causal=given.causal))
         except (Undecided, TargetError, ValueError) as error:  # compiled code may have no signature
-            if given.batch is None and is_transformers(given.model):
+            if given.batch is None and is_transformers(module):
                 raise Unmeasured(f"batch: expected a function that makes inputs of this model; {error}") from None
     special = tuple(getattr(given.tokenizer, "all_special_ids", None) or ())
+    name, masked = _arguments(given.model)
+    stack = Stack(
+        name_of(given.model),
+        given.model,
+        next(iter(modules), None) if module is None else module,
+        torch.arange(2),
+        functools.partial(_padded, name=name, masked=masked),
+        given.pack,
+        decoders,
+        step=given.step,
+        promises=Promises(given.causal, given.window),
+        modules=modules,
+        assumed=given.words,
+        subject=subject,
+    )
     if subject is None:
-        name, masked = _arguments(given.model)
-        return Known(
-            name_of(given.model),
-            given.model,
-            functools.partial(padded, name=name, masked=masked),
-            masked,
-            given.causal,
-            given.window,
-            longest_input(given.model) if isinstance(given.model, nn.Module) else None,
-            special=special,
-            constants={},
-            decoders=decoders,
-        )
+        return replace(stack, longest=None if module is None else longest_input(module)), FoundModel(masked, special)
     reading = subject.reading
     model = subject.target
     name = reading.names[0] if reading.names else _arguments(model)[0]
@@ -359,19 +333,18 @@ def _known(given: Given) -> Known:
         model = _either(model, given.model, name)
     masked = bool(reading.masks)
     known_pad = None if masked else pad_id(subject)
-    assumed = list(reading.assumed)
-    if given.causal is None and subject.promise.causal is not None:
-        assumed.append(f"it is {'causal' if subject.promise.causal else 'bidirectional'} (otherwise causal=)")
+    causal, assumed = subject.promise.causal, [*given.words, *reading.assumed]
+    if given.causal is None and causal is not None:
+        assumed.append(f"it is {'causal' if causal else 'bidirectional'} (otherwise causal=)")
     window = given.window
     if window is None:
-        widths = {width + 1 for width in reading.windows if width is not None}
-        window = min(widths, default=None)
+        window = min((width + 1 for width in reading.windows if width is not None), default=None)
     constants, generate = dict(reading.constants), None
     pad, special = (0, special) if known_pad is None else (known_pad.number, (*special, known_pad.number))
     left = other = None
     if is_transformers(given.model):
         whole = model if is_transformers(model) else given.model  # or its body, where heads give one output for all
-        found = registered("verified_models").stack_parts(whole, subject.promise.causal, reading.vocabulary)
+        found = registered("verified_models").stack_parts(whole, causal, reading.vocabulary)
         special += found.special
         pad = found.pad if known_pad is None else pad
         constants = {**found.constants, **constants}
@@ -383,26 +356,21 @@ def _known(given: Given) -> Known:
     if own and given.decode is None and reading.cache is not None and is_causal(subject):
         decoders = (Decoder("its own cache", _cached(subject)), *decoders)
     positioned = given.subject is not None and "position_ids" in inspect.signature(subject.target.forward).parameters
-    if positioned and masked and subject.promise.causal:
-        left = functools.partial(padded, name=name, masked=masked, pad=pad, left=True)
-    return Known(
-        name_of(given.model),
-        model,
-        functools.partial(padded, name=name, masked=masked, pad=pad),
-        masked or known_pad is not None,
-        subject.promise.causal if given.causal is None else given.causal,
-        window,
-        reading.max_length,
-        reading.vocabulary,
-        special,
-        constants,
-        decoders,
-        generate,
-        left,
-        other,
-        tuple(assumed),
-        subject,
+    if positioned and masked and causal:
+        left = functools.partial(_padded, name=name, masked=masked, pad=pad, left=True)
+    stack = replace(
+        stack,
+        model=model,
+        batch=functools.partial(_padded, name=name, masked=masked, pad=pad),
+        decoders=decoders,
+        generate=generate,
+        left=left,
+        promises=Promises(causal if given.causal is None else given.causal, window),
+        longest=reading.max_length,
+        constants=constants,
+        assumed=tuple(assumed),
     )
+    return stack, FoundModel(masked or known_pad is not None, special, reading.vocabulary, other)
 
 
 def _as_checks_call(subject: Subject) -> Callable[..., Any]:
@@ -483,16 +451,13 @@ def _decode(decode: Callable[[Any, Any], tuple[Tensor, Any]]) -> Decode:
     return step
 
 
-def padded(documents: Documents, *, name: str, masked: bool, pad: int = 0, left: bool = False) -> Any:
+def _padded(documents: Documents, *, name: str, masked: bool, pad: int = 0, left: bool = False) -> Any:
     """Inputs that are padded on the right, with a mask if the model takes one; or on the left, with position_ids."""
-    width = max(map(len, documents))
-    turn = -1 if left else 1
-    ids = torch.tensor([[*document[::turn], *[pad] * (width - len(document))][::turn] for document in documents])
-    mask = torch.tensor([([1] * len(document) + [0] * (width - len(document)))[::turn] for document in documents])
+    ids, mask = padded(documents, pad, left=left)
     if not name:
         return ids
     if left:
-        return {name: ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+        return {name: ids, "attention_mask": mask, "position_ids": positions_in(mask)}
     return {name: ids, "attention_mask": mask} if masked else {name: ids}
 
 
@@ -533,28 +498,22 @@ def _reached(value: Any, depth: int) -> Iterator[nn.Module]:
         yield from _reached(part, depth + 1)
 
 
-def _vocabulary(given: Given, known: Known, modules: tuple[nn.Module, ...]) -> int:
+def _vocabulary(stack: Stack, batch: Callable[[Documents], Any]) -> int:
     """How many ids the embedding takes that reads them; else the width of the output."""
-    tables = [part for module in modules for part in module.modules() if isinstance(part, nn.Embedding)]
+    tables = [part for module in stack.modules for part in module.modules() if isinstance(part, nn.Embedding)]
     sizes: list[int] = []
-    try:
-        inputs = (given.batch or known.batch)([[1, 0, 1]])
-    except TargetError:  # it may know other tokens
-        return _UNKNOWN
-    ids = ids_of(inputs).flatten()
 
     def keep(part: nn.Module, places: Any, _: Any) -> None:
         if places and isinstance(places[0], Tensor) and torch.equal(places[0].flatten().cpu(), ids.cpu()):
             sizes.append(part.num_embeddings)  # type: ignore[arg-type]
 
-    stack = Stack(
-        known.name, known.model, None, torch.arange(2), known.batch, constants=known.constants or {}, modules=modules
-    )
-    with torch.no_grad(), hooked(tables, before=keep):
-        try:
+    try:
+        inputs = batch([[1, 0, 1]])
+        ids = ids_of(inputs).flatten()
+        with torch.no_grad(), hooked(tables, before=keep):
             returned = guarded(stack.called, inputs)
-        except TargetError:
-            return _UNKNOWN
+    except TargetError:  # it may know other tokens
+        return _UNKNOWN
     if sizes:
         return min(sizes)
     out = getattr(returned, "logits", returned)

@@ -5,25 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Literal
 
-from ..findings._finding import (
-    CheckDone,
-    Finding,
-    Inapplicable,
-    Outcome,
-    StageBegun,
-    TargetError,
-    Unmeasured,
-)
+from ..findings._finding import CheckDone, Finding, Inapplicable, StageBegun, TargetError, Unmeasured
 from ..findings._locate import error_in_words
-from ..findings._words import MEMORY_WORDS, plain
+from ..findings._results import done
+from ..findings._words import MEMORY_WORDS
 from ._bounds import Measure, NoDropout, exact, measured
 from ._probe import Probe
 from ._stack import Stack
-
-Status = Literal["passed", "failed", "n/a"]
 
 
 def probed(probes: Sequence[Probe], stack: Stack) -> Iterator[StageBegun | CheckDone]:
@@ -47,12 +36,7 @@ def _run(probes: Sequence[Probe], stack: Stack, *, cast: bool) -> Iterator[Stage
             yield StageBegun(probe.name)
             start = time.perf_counter()
             found, reason, is_measured = _findings(probe, stack, measure)
-            found = [replace(finding, evidence=plain(finding.evidence)) for finding in found]
-            failed = any(finding.severity == "error" for finding in found)
-            status: Status = "failed" if failed else "n/a" if reason else "passed"
-            seconds = time.perf_counter() - start
-            outcome = Outcome(probe.name, probe.family, probe.promise, status, reason, seconds, is_measured)
-            yield CheckDone(outcome, tuple(found))
+            yield done(probe, found, reason, time.perf_counter() - start, measured=is_measured)
             if found and probe.name == "determinism":
                 quiet.enter_context(NoDropout())
                 measure = measured(stack)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..findings._finding import TargetError, Unmeasured
-from ._documents import Documents, exchanged
+from ._documents import Documents, exchanged, padded
 from ._stack import Decoder, Promises, Stack
 
 _SECONDS = 30.0  # for one answer
@@ -139,10 +139,8 @@ def served_stack(url: str, causal: bool | None, vocabulary: Tensor | None) -> St
     ids = vocabulary
 
     def batch(documents: Documents) -> dict[str, Tensor]:
-        width = max(map(len, documents))
-        rows = [[*document, *[0] * (width - len(document))] for document in documents]
-        real = [[1] * len(document) + [0] * (width - len(document)) for document in documents]
-        return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(real)}
+        ids, mask = padded(documents)
+        return {"input_ids": ids, "attention_mask": mask}
 
     def decode(tokens: list[int], state: Any) -> tuple[Tensor, Any]:
         if len(tokens) > 2:  # a prompt that begins alike, and parts before the last token

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TypeVar
 
 from ..findings._finding import Inapplicable, TargetError
 from ._documents import Documents
 
+T = TypeVar("T")
 _SECONDS = 4.0  # then the smallest so far is given
 
 
-def smallest(documents: Documents, shows: Callable[[Documents], bool]) -> Documents:
-    """Fewer and shorter documents for which `shows` still holds; documents that raise do not count."""
+def smallest(documents: Documents, shows: Callable[[Documents], T | None], shown: T) -> tuple[Documents, T]:
+    """Fewer and shorter documents for which `shows` still gives something true, and what it gives; `shown` is that of
+    all. Documents that raise do not count."""
     end = time.perf_counter() + _SECONDS
     changed = True
     while changed:
         changed = False
         for candidate in _smaller(documents):
             if time.perf_counter() > end:
-                return documents
-            if _holds(shows, candidate):
-                documents, changed = candidate, True
-                break
-    return documents
+                return documents, shown
+            with suppress(Inapplicable, TargetError):
+                if value := shows(candidate):
+                    documents, shown, changed = candidate, value, True
+                    break
+    return documents, shown
 
 
 def _smaller(documents: Documents) -> Iterator[Documents]:
@@ -39,10 +44,3 @@ def _smaller(documents: Documents) -> Iterator[Documents]:
                     kept = document[:start] + document[start + piece :]
                     if kept:
                         yield [*documents[:at], kept, *documents[at + 1 :]]
-
-
-def _holds(shows: Callable[[Documents], bool], documents: Documents) -> bool:
-    try:
-        return shows(documents)
-    except (Inapplicable, TargetError):
-        return False

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from ..findings._finding import Inapplicable, UnreadableResult
 from ..subject._calling import guarded
 from ..subject._subject import Subject
-from ._documents import Documents, ids_of
+from ._documents import Documents, ids_of, located
 
 Decode = Callable[[list[int], Any], tuple[Tensor, Any]]
 # (prompts, steps) -> (the tokens that follow each, logits (B, steps, V) that they were chosen by)
@@ -104,6 +104,12 @@ class Stack:
         ids = ids_of(inputs)
         returned = guarded(self.called, inputs, **more)
         return per_token(returned, ids)
+
+    def outputs(self, documents: Documents, make: Callable[[Documents], Any] | None = None) -> list[Tensor]:
+        """The outputs (L, V) of each document of a batch, or of other inputs that `make` gives for them."""
+        inputs = (make or self.batch)(documents)
+        out = self.run(inputs)
+        return [out[place.row, place.columns] for place in located(inputs, documents)]
 
     def called(self, inputs: Any, **more: Any) -> Any:
         """The model's result for these inputs. Labels are left out: the outputs are what is compared."""

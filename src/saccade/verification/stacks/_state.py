@@ -46,6 +46,20 @@ def kept(*holders: Any) -> Iterator[None]:
             numpy.set_state(drawn)
 
 
+@contextmanager
+def attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Within, attributes of objects have other values: (object, name, value) each."""
+    changes = list(changes)
+    before = [(held, name, getattr(held, name)) for held, name, _ in changes]
+    for held, name, value in changes:
+        setattr(held, name, value)
+    try:
+        yield
+    finally:
+        for held, name, value in before:
+            setattr(held, name, value)
+
+
 class _Kept(NamedTuple):
     """A tensor as it is. `copy` is None for parameters, whose memory nothing writes to."""
 

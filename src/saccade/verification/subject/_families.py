@@ -24,7 +24,7 @@ SCALES: dict[str, Callable[[Any, int], float]] = {
     # Gemma 2 report 2024: the 27B model divides by the square root of width / heads, not of the head's width.
     **dict.fromkeys(
         ("gemma2", "gemma3", "gemma3_text", "vaultgemma", "t5gemma", "t5gemma2"),
-        lambda config, _: _text(config).query_pre_attn_scalar ** -0.5,
+        lambda config, _: text_config(config).query_pre_attn_scalar ** -0.5,
     ),
     # Queries and keys are normalised, and the learned factor of that is all: Gemma 4, Gemma 3n.
     **dict.fromkeys(
@@ -65,7 +65,7 @@ def promised(module: nn.Module, config: Any, promise: Promise) -> Promise:
     promised for one layer, not for a model of several."""
     rule = SCALES.get(getattr(config, "model_type", ""))
     if rule is None:  # a reader of images or sounds before a decoder of such a family
-        config = _text(config)
+        config = text_config(config)
         rule = SCALES.get(getattr(config, "model_type", ""))
     if promise.scale is not None or rule is None:
         return promise
@@ -75,5 +75,6 @@ def promised(module: nn.Module, config: Any, promise: Promise) -> Promise:
     return replace(promise, scale=scales.pop()) if len(scales) == 1 else promise
 
 
-def _text(config: Any) -> Any:
+def text_config(config: Any) -> Any:
+    """The configuration of the part that reads text, or the whole."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config

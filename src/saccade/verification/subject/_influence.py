@@ -8,7 +8,7 @@ Shape legend: B batch, H heads (1 for modules, whose heads are merged), Lq / Lk 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
@@ -91,7 +91,7 @@ def effects(called: SteadySubject, inputs: NamedInputs, *, side: Side = "key", *
         inputs = apart(inputs)
     before = called(inputs, **masks)
     positions = range(inputs.key_length if side == "key" else inputs.length)
-    columns = [moved(called, inputs, changed(inputs, [at], side), before, **masks) for at in positions]
+    columns = [moved(called, inputs, inputs.changed([at], side), before, **masks) for at in positions]
     return _above(torch.stack(columns, -1), called.noise)
 
 
@@ -125,7 +125,7 @@ def small_as_zero(sizes: Tensor, exact: Tensor | None, largest: float, dtype: to
 
 def later(called: SteadySubject, inputs: NamedInputs, cut: int, side: Side = "both") -> Tensor:
     """(B, H or 1, cut + 1): the change of each output up to `cut` when all later inputs change at once."""
-    other = changed(inputs, range(cut + 1, inputs.length), side)
+    other = inputs.changed(range(cut + 1, inputs.length), side)
     return _above(moved(called, inputs, other, called(inputs)), called.noise)[..., : cut + 1]
 
 
@@ -142,7 +142,7 @@ def gradients(subject: Subject, inputs: NamedInputs, row: int, side: Side = "bot
 
 def _gradients(subject: Subject, inputs: NamedInputs, row: int, side: Side) -> Tensor:
     with torch.enable_grad(), seeded(SEED):
-        given = leaves(inputs)
+        given = inputs.leaves()
         # on a copy: what a target keeps of a call with gradients cannot be copied afterwards
         out = four(subject.fresh()(given).out)
         drawn = torch.Generator().manual_seed(SEED)
@@ -253,16 +253,9 @@ def difference(before: Tensor, after: Tensor) -> Tensor:
     return size.masked_fill(same, 0.0).amax(-1)
 
 
-def changed(inputs: NamedInputs, positions: Sequence[int], side: Side, *, item: int | None = None) -> NamedInputs:
-    """Fresh content at positions. Inputs that are one tensor under several names stay one."""
-    if side == "both" and _is_one(inputs):
-        return _as_one(inputs, lambda alone: alone.changed(positions, item=item))
-    return inputs.changed(positions, side, item=item)
-
-
 def apart(inputs: NamedInputs) -> NamedInputs:
     """Inputs that are one tensor under several names as copies: nn.MultiheadAttention computes the two otherwise."""
-    return inputs.map(torch.clone) if _is_one(inputs) else inputs
+    return replace(inputs, tensors={name: tensor.clone() for name, tensor in inputs.tensors.items()})
 
 
 def in_double(subject: Subject) -> Subject:
@@ -274,22 +267,6 @@ def in_double(subject: Subject) -> Subject:
 def four(tensor: Tensor) -> Tensor:
     """A module's (B, L, E) as (B, 1, L, E)."""
     return tensor.unsqueeze(1) if tensor.dim() == 3 else tensor
-
-
-def leaves(inputs: NamedInputs) -> NamedInputs:
-    """Copies that collect gradients; a tensor with several names is copied once."""
-    return _as_one(inputs, NamedInputs.leaves) if _is_one(inputs) else inputs.leaves()
-
-
-def _is_one(inputs: NamedInputs) -> bool:
-    return len(inputs.tensors) > 1 and len({id(tensor) for tensor in inputs.tensors.values()}) == 1
-
-
-def _as_one(inputs: NamedInputs, change: Callable[[NamedInputs], NamedInputs]) -> NamedInputs:
-    """Inputs that are one tensor, changed as one."""
-    first = next(iter(inputs.tensors))
-    made = change(replace(inputs, tensors={first: inputs[first]}))[first]
-    return replace(inputs, tensors=dict.fromkeys(inputs.tensors, made))
 
 
 def _above(sizes: Tensor, noise: float) -> Tensor:

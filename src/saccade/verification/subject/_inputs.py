@@ -54,15 +54,15 @@ class NamedInputs:
         return tuple(name for name in self.tensors if name in wanted)
 
     def map(self, change: Callable[[Tensor], Tensor], names: Sequence[str] | None = None) -> NamedInputs:
-        """Inputs with `change` applied to each tensor, or to those in `names`."""
+        """Inputs with `change` applied to each tensor, or to those in `names`: once to one that has several names."""
         chosen = self.tensors if names is None else names
-        return replace(self, tensors={k: change(v) if k in chosen else v for k, v in self.tensors.items()})
+        own = {id(tensor): tensor for name, tensor in self.tensors.items() if name in chosen}
+        made = {key: change(tensor) for key, tensor in own.items()}
+        return replace(self, tensors={k: made[id(v)] if k in chosen else v for k, v in self.tensors.items()})
 
-    def changed(
-        self, positions: Sequence[int] | slice, side: Side = "both", *, item: int | None = None, seed: int = 1
-    ) -> NamedInputs:
+    def changed(self, positions: Sequence[int] | slice, side: Side = "both", *, item: int | None = None) -> NamedInputs:
         """Fresh random content at `positions` of a side, of one batch item or all; every token becomes another one."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(1)
 
         def change(tensor: Tensor) -> Tensor:
             new = tensor.detach().clone()

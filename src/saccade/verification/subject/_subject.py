@@ -107,6 +107,15 @@ class Subject:
         mask, "B" for padding."""
         return any(all(letter in mask.axes for letter in axes) for mask in self.reading.masks)
 
+    def masks(self, inputs: NamedInputs) -> Iterator[dict[str, Tensor]]:
+        """A causal mask, and padding of the first item, each where the target takes such a mask."""
+        if self.takes("Q"):
+            yield {"pairs": torch.ones(inputs.length, inputs.key_length, dtype=torch.bool).tril()}
+        if self.takes("B"):
+            padding = torch.ones(inputs.batch, inputs.key_length, dtype=torch.bool)
+            padding[0, -3:] = False
+            yield {"padding": padding}
+
     @cached_property
     def dtype(self) -> torch.dtype:
         return next((p.dtype for p in self._parameters() if p.is_floating_point()), torch.float32)

@@ -14,17 +14,10 @@ from torch import Tensor, nn
 from ...interception._hooks import hooked
 from ..findings._finding import TargetError, Undecided
 from ._calling import guarded
-from ._families import promised
+from ._families import promised, text_config
 from ._reading import CacheReading, MaskReading, Promise, Reading
 from ._subject import Subject
-from ._token_models import (
-    DECODER_TOKENS,
-    EncoderDecoderModel,
-    PatchModel,
-    longest_input,
-    padding_masks,
-    with_direction,
-)
+from ._token_models import DECODER_TOKENS, EncoderDecoderModel, PatchModel, longest_input, padding_masks, with_direction
 
 
 def is_transformers(target: Any) -> bool:
@@ -140,17 +133,21 @@ def _vision(module: Any, promise: Promise) -> Subject:
     return Subject(PatchModel(model.eval()), reading, with_direction(replace(promise, positions=False), False))
 
 
+def kinds_of_layers(config: Any) -> list[tuple[str, Any]]:
+    """(type, configuration) of each layer; empty if the configuration has no types of layers."""
+    kinds = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
+    if not kinds:
+        return []
+    # of a configuration of its own for each layer, the whole has no width to read
+    layers = getattr(config, "per_layer_config", None) or [config] * len(kinds)
+    return list(zip(kinds, layers, strict=False))
+
+
 def _windows(config: Any) -> frozenset[int | None]:
     """The different left windows of the layers, None for full attention; {None} if the configuration has no types of
     layers."""
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    kinds = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
-    if not kinds:
-        return frozenset((None,))
-    # of a configuration of its own for each layer, the whole has no width to read
-    layers = getattr(config, "per_layer_config", None) or [config] * len(kinds)
     windows: set[int | None] = set()
-    for kind, layer in zip(kinds, layers, strict=False):
+    for kind, layer in kinds_of_layers(text_config(config)):
         width = getattr(layer, "sliding_window", None) if kind == "sliding_attention" else None
         if kind in ("sliding_attention", "full_attention"):
             windows.add(width - 1 if isinstance(width, int) else None)
@@ -180,7 +177,7 @@ def _read_by(module: Any) -> list[Any]:
 
 def heads_of(config: Any) -> tuple[int | None, int | None]:
     """(query heads, key-value heads) by a configuration."""
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = text_config(config)
     heads = getattr(config, "num_attention_heads", None)
     heads = heads if isinstance(heads, int) else None
     kv_heads = getattr(config, "num_key_value_heads", None)

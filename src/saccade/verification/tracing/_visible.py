@@ -141,7 +141,7 @@ def line_over_sequence(steps: Sequence[TraceStep], length: int) -> Location | No
     return None
 
 
-def one_sequence(subject: Subject, batch: int, length: int, *, spread: float = 1.0, seed: int = 0) -> NamedInputs:
+def one_sequence(subject: Subject, batch: int, length: int) -> NamedInputs:
     """Inputs of one sequence; a context of another length, so that the two cannot be taken for each other."""
     context = length + 3 if subject.form == "cross" else None
-    return subject.one_sequence(subject.inputs(batch, length, context, spread=spread, seed=seed))
+    return subject.one_sequence(subject.inputs(batch, length, context))

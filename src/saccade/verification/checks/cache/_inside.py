@@ -19,7 +19,7 @@ from ...subject._source import source_of
 from ...subject._subject import Subject
 
 _OF_MODULES = vars(nn.Module())  # attributes that every module has
-_Held = dict[tuple[str, str], Any]  # by module and attribute
+Held = dict[tuple[str, str], Any]  # by module and attribute
 
 
 def written_line(subject: Subject, piece: NamedInputs) -> Location | None:
@@ -27,11 +27,11 @@ def written_line(subject: Subject, piece: NamedInputs) -> Location | None:
     copy = subject.fresh()
     try:
         decoder = CachedDecoder(copy)
-        before = _held(copy)
+        before = held(copy.module)
         in_pieces(decoder, piece, (piece.length,))
     except (Inapplicable, TargetError):
         return None
-    for owner, name in _differing(before, _held(copy)):
+    for owner, name in differing(before, held(copy.module)):
         lines = list(_lines(copy.target.get_submodule(owner), name, _resets(subject)))
         if lines:
             return lines[-1]
@@ -47,7 +47,7 @@ def not_emptied_line(subject: Subject, used: Subject) -> Location | None:
     fresh = subject.fresh()
     CachedDecoder(fresh)  # which resets it
     method = getattr(subject.target, cache.reset)
-    for _, name in _differing(_held(fresh), _held(used)):
+    for _, name in differing(held(fresh.module), held(used.module)):
         named = [line for line in _numbered(method) if re.search(rf"\b{re.escape(name)}\b", line.code)]
         if named:
             return named[-1]
@@ -59,23 +59,21 @@ def _resets(subject: Subject) -> Sequence[str]:
     return ("__init__", *([cache.reset] if cache is not None and cache.reset is not None else []))
 
 
-def _held(subject: Subject) -> _Held:
-    """Attributes of a target's modules other than parameters and modules; tensors as copies."""
-    if subject.module is None:
-        return {}
-    held: _Held = {}
-    for path, part in subject.module.named_modules():
+def held(module: nn.Module | None) -> Held:
+    """Attributes, parameters and buffers of a module and its parts; tensors as copies."""
+    found: Held = {}
+    for path, part in () if module is None else module.named_modules():
         own = {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
-        for name, value in (*own.items(), *part._buffers.items()):
+        for name, value in (*own.items(), *part._buffers.items(), *part._parameters.items()):
             leaves, shape = tree_flatten(value)
-            held[path, name] = (
+            found[path, name] = (
                 shape,
                 [tensor.detach().clone() if isinstance(tensor, Tensor) else tensor for tensor in leaves],
             )
-    return held
+    return found
 
 
-def _differing(before: _Held, after: _Held) -> Iterator[tuple[str, str]]:
+def differing(before: Held, after: Held) -> Iterator[tuple[str, str]]:
     for key in dict.fromkeys((*after, *before)):
         if key not in before or key not in after or not _same(before[key], after[key]):
             yield key

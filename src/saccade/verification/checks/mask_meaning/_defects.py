@@ -279,7 +279,7 @@ def _by_weights(before: TracedAttention, after: TracedAttention, given: Tensor) 
     if bool(torch.isclose(second, first * shown, rtol=1e-4, atol=1e-6).all()):
         return MaskDefect(
             "Hidden weights are set to 0 after the softmax, whose sum has counted them: rows no longer sum to 1, and "
-            "outputs still depend on what is hidden.",
+            "outputs still depend on what is hidden."
         )
     hidden_alone = ~shown & (first > 0)  # and not by another mask of the target's own
     hidden = second.masked_fill(~hidden_alone, torch.nan)

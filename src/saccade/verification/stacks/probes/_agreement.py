@@ -5,8 +5,7 @@ Shape legend: R rows, L length, V width of an output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +14,8 @@ from torch import Tensor
 
 from ....support._registered import registered
 from ...findings._finding import Finding, TargetError
-from .._bounds import Difference, Measure, in_dtype, measured, nudged
-from .._documents import Documents, drawn, located
+from .._bounds import Difference, Measure, in_dtype, largest_gap, measured, nudged
+from .._documents import Documents, drawn
 from .._probe import Probe
 from .._served import scores_of
 from .._shrink import smallest
@@ -43,13 +42,6 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
         yield from _in_float32(stack, measure, documents)
 
 
-def _outputs(stack: Stack, documents: Documents) -> list[Tensor]:
-    """(L, V) of each document."""
-    inputs = stack.batch(documents)
-    out = stack.run(inputs)
-    return [out[place.row, place.columns] for place in located(inputs, documents)]
-
-
 def _largest(measure: Measure, outputs: list[Tensor], others: list[Tensor]) -> Difference | None:
     """The largest difference; outputs of another width differ everywhere."""
     pairs = [
@@ -60,14 +52,14 @@ def _largest(measure: Measure, outputs: list[Tensor], others: list[Tensor]) -> D
 
 
 def _finite(stack: Stack, documents: Documents) -> Iterator[Finding]:
-    def is_wrong(given: Documents) -> bool:
-        return not all(bool(out.isfinite().all()) for out in _outputs(stack, given))
+    def wrong_position(given: Documents) -> list[int]:
+        """[the first position that is not finite], empty if there is none."""
+        positions = ((~out.isfinite().all(-1)).nonzero().flatten().tolist() for out in stack.outputs(given))
+        return next(filter(None, positions), [])[:1]
 
-    if not is_wrong(documents):
+    if not (wrong := wrong_position(documents)):
         return
-    documents = smallest(documents, is_wrong)
-    out = next(out for out in _outputs(stack, documents) if not bool(out.isfinite().all()))
-    position = int((~out.isfinite().all(-1)).nonzero()[0])
+    documents, [position] = smallest(documents, wrong_position, wrong)
     where = ""
     if stack.module is not None:
         for call in _inside(stack, documents).calls:
@@ -96,7 +88,7 @@ def _second(stack: Stack, second: Stack, measure: Measure, documents: Documents)
         measure = replace(measured(stack if stack.is_served else second), bound=_SERVED)
 
     def outputs(of: Stack, given: Documents) -> list[Tensor]:
-        outs = _outputs(of, given)
+        outs = of.outputs(given)
         return [scores_of(of, *each) for each in zip(outs, given, strict=True)] if is_served else outs
 
     def apart(given: Documents) -> Difference | None:
@@ -105,9 +97,7 @@ def _second(stack: Stack, second: Stack, measure: Measure, documents: Documents)
     if (before := apart(documents)) is None:
         return
     share = len(before.differing) / max(map(len, documents))
-    documents = smallest(documents, lambda given: apart(given) is not None)
-    difference = apart(documents)
-    assert difference is not None
+    documents, difference = smallest(documents, apart, before)
     words, where, unobserved = _begins(stack, second, measure, documents)
     yield PROBE.error(
         f"{second.name} gives other outputs than {stack.name}, by {difference.size:.3g} at output "
@@ -129,17 +119,19 @@ def _begins(stack: Stack, second: Stack, measure: Measure, documents: Documents)
     unobserved = {**first.unobserved, **other.unobserved}
     if not first.calls or not other.calls:
         return "no attention call of one of them could be observed", "", unobserved
-    parting = registered("verified_models").first_parting(first, other, measure.bound)
+    words, where = _parting(first, other, measure.bound)
+    left_out = f", or in one of {len(unobserved)} calls that could not be observed" if unobserved and not where else ""
+    return words + left_out, where, unobserved
+
+
+def _parting(first: Any, other: Any, bound: float) -> tuple[str, str]:
+    """(where two runs begin to differ in words, the layer, head and pair)."""
+    parting = registered("verified_models").first_parting(first, other, bound)
     if parting is None:
-        left_out = f", or in one of {len(unobserved)} calls that could not be observed" if unobserved else ""
-        return f"all observed attention calls agree, so it begins outside of attention{left_out}", "", unobserved
-    place = f"layer {parting.layer}, head {parting.head}, query {parting.query}"
-    place = place if parting.key is None else f"{place}, key {parting.key}"
-    return (
-        f"it begins in layer {parting.layer}, head {parting.head}: {parting.words}",
-        f"{parting.call}: {place}",
-        (unobserved),
-    )
+        return "all observed attention calls agree, so it begins outside of attention", ""
+    place = f"{parting.call}: layer {parting.layer}, head {parting.head}, query {parting.query}"
+    words = f"it begins in layer {parting.layer}, head {parting.head}: {parting.words}"
+    return words, place if parting.key is None else f"{place}, key {parting.key}"
 
 
 def _inside(stack: Stack, documents: Documents) -> Any:
@@ -153,10 +145,10 @@ def _inside(stack: Stack, documents: Documents) -> Any:
 def _threads(stack: Stack, measure: Measure, documents: Documents) -> Iterator[Finding]:
     """Sums of another order differ by rounding, and nothing else may."""
     before = torch.get_num_threads()
-    outputs = _outputs(stack, documents)
+    outputs = stack.outputs(documents)
     try:
         torch.set_num_threads(1 if before > 1 else 2)
-        difference = _largest(measure, outputs, _outputs(stack, documents))
+        difference = _largest(measure, outputs, stack.outputs(documents))
     finally:
         torch.set_num_threads(before)
     if difference is not None:
@@ -175,51 +167,32 @@ def _threads(stack: Stack, measure: Measure, documents: Documents) -> Iterator[F
 
 
 def _in_float32(stack: Stack, measure: Measure, documents: Documents) -> Iterator[Finding]:
-    reference = _outputs(stack, documents)
+    reference = stack.outputs(documents)
     unit = torch.finfo(torch.float32).eps
     with nudged(stack, unit):
-        move = _relative(reference, _outputs(stack, documents))
+        nudges = stack.outputs(documents)
+    move = max(largest_gap([out], [other]) for out, other in zip(reference, nudges, strict=True))
     bound = max(_UNITS * max(move, unit), 1e-4)
     try:
         with in_dtype(stack, torch.float32):
-            outputs = _outputs(stack, documents)
+            outputs = stack.outputs(documents)
     except TargetError:
         return  # float32 weights beside what another dtype was given for: it runs in the other one alone
-    difference = _largest(Measure(min(bound, 0.5), torch.float32, move), reference, outputs)
+    difference = _largest(Measure(min(bound, 0.5), torch.float32), reference, outputs)
     if difference is None:
         return
-    words, where = _dtype_begins(stack, documents, bound)
+    exact = _inside(stack, documents)
+    with in_dtype(stack, torch.float32):
+        words, where = _parting(exact, _inside(stack, documents), bound)
     yield PROBE.error(
         f"In float32 output {difference.position} differs from float64 by {difference.relative:.3g} of the largest "
-        f"output, where rounding explains {move:.3g}{words}",
+        f"output, where rounding explains {move:.3g}: {words}",
         "Outputs depend on the dtype by more than rounding: a value overflows, or a part is kept in a smaller dtype.",
         "scores.float().softmax(-1)  # sums, norms, softmax and angles in float32",
         documents,
         difference,
         where=where,
         rounding=move,
-    )
-
-
-def _relative(outputs: list[Tensor], others: list[Tensor]) -> float:
-    return max(
-        float((out - other).double().abs().nan_to_num(0.0, 0.0, 0.0).max() / (out.abs().nan_to_num(0.0).max() or 1.0))
-        for out, other in zip(outputs, others, strict=True)
-    )
-
-
-def _dtype_begins(stack: Stack, documents: Documents, bound: float) -> tuple[str, str]:
-    contexts: list[Callable[[], Any]] = [nullcontext, lambda: in_dtype(stack, torch.float32)]
-    runs = []
-    for context in contexts:
-        with context():
-            runs.append(_inside(stack, documents))
-    parting = registered("verified_models").first_parting(*runs, bound)
-    if parting is None:
-        return ": all observed attention calls agree, so it begins outside of attention", ""
-    return (
-        f": it begins in layer {parting.layer}, head {parting.head}: {parting.words}",
-        f"{parting.call}: layer {parting.layer}, head {parting.head}, query {parting.query}",
     )
 
 

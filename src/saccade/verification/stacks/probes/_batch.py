@@ -13,7 +13,7 @@ from torch import Tensor
 from ...findings._finding import Finding, Inapplicable, TargetError
 from .._bounds import Measure
 from .._comparing import Compared, Comparison, refilled
-from .._documents import Documents, drawn, exchanged, ids_of, located
+from .._documents import Documents, drawn, exchanged, ids_of, located, positions_in
 from .._lines import mixing_line, padding_line
 from .._probe import Probe
 from .._stack import Stack, padding_of
@@ -136,7 +136,7 @@ def _with_positions(inputs: Any) -> Any:
     real = padding_of(inputs)
     if real is None or not isinstance(inputs, Mapping):
         return inputs
-    return {**inputs, "position_ids": (real.long().cumsum(-1) - 1).clamp(min=0)}
+    return {**inputs, "position_ids": positions_in(real)}
 
 
 PROBE = Probe(

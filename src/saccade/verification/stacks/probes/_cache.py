@@ -16,7 +16,7 @@ from ....interception._hooks import hooked
 from ...findings._finding import Finding, Inapplicable, TargetError
 from ...subject._calling import guarded
 from .._bounds import Difference, Measure
-from .._documents import Documents, drawn, located
+from .._documents import Documents, drawn
 from .._lines import counting_line
 from .._probe import Probe
 from .._shrink import smallest
@@ -42,26 +42,18 @@ class Wrong(NamedTuple):
 def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     if not stack.decoders and stack.generate is None:
         raise Inapplicable("no decode function is given, and none is found")
-    for decoder in stack.decoders:
-        finding = next(_found(stack, measure, decoder), None)
-        if finding is not None:
-            yield finding
+    for decoder, documents, pieces in _tries(stack):
+        wrong = _last_wrong(stack, measure, decoder, documents, pieces)
+        if wrong is not None:
+            yield _finding(stack, measure, decoder, documents, pieces, wrong)
             return
     if stack.generate is not None:
         yield from _generated(stack, measure, stack.generate)
 
 
-def _found(stack: Stack, measure: Measure, decoder: Decoder) -> Iterator[Finding]:
-    for documents, pieces in _tries(stack, decoder):
-        wrong = _last_wrong(stack, measure, decoder, documents, pieces)
-        if wrong is not None:
-            yield _finding(stack, measure, decoder, documents, pieces, wrong)
-            return
-
-
-def _tries(stack: Stack, decoder: Decoder) -> Iterator[tuple[Documents, tuple[int, ...]]]:
-    """(documents that are decoded one after the other, tokens of their first pieces; the others come one by one): step
-    by step, again, past the window in steps and in the prompt, and in chunks where they reach the model as such."""
+def _tries(stack: Stack) -> Iterator[tuple[Decoder, Documents, tuple[int, ...]]]:
+    """(decoder, documents that are decoded one after the other, tokens of their first pieces; the others come one by
+    one): step by step, again, past the window in steps and in the prompt, and in chunks where they reach the model."""
     window = stack.promises.window
     lengths = [_LENGTH, 7, 11]
     if window is not None and window <= _STEPPED:
@@ -69,17 +61,17 @@ def _tries(stack: Stack, decoder: Decoder) -> Iterator[tuple[Documents, tuple[in
     elif window is not None and window <= _WIDEST:
         lengths += [window + 5]
     long, short, other, *wide = drawn(stack.vocabulary, [stack.length(length) for length in lengths])
-    yield [long], (3,)
-    yield [short, short], (3,)
-    yield [other], (1,)
+    tries: list[tuple[Documents, tuple[int, ...]]] = [([long], (3,)), ([short, short], (3,)), ([other], (1,))]
     if window is not None and wide:
-        yield wide, (window - 2,)
+        tries.append((wide, (window - 2,)))
     if window is not None and window <= _WIDEST:
-        yield wide or [long], (window + 2,)
+        tries.append((wide or [long], (window + 2,)))
     room = max(1, stack.length(_LONG + _AHEAD) - _AHEAD)
-    yield drawn(stack.vocabulary, [room], seed=1), (_BUT_TWO,)
-    if decoder.is_given and _takes_chunks(stack, decoder, other):
-        yield [other], _CHUNKS
+    tries.append((drawn(stack.vocabulary, [room], seed=1), (_BUT_TWO,)))
+    for decoder in stack.decoders:
+        yield from ((decoder, *each) for each in tries)
+        if decoder.is_given and _takes_chunks(stack, decoder, other):
+            yield decoder, [other], _CHUNKS
 
 
 def _takes_chunks(stack: Stack, decoder: Decoder, document: list[int]) -> bool:
@@ -106,23 +98,17 @@ def _wrong(
 ) -> Wrong | None:
     """The first step whose logits are not those of the last token when all are read at once."""
     state: Any = None
-    whole = _at_once(stack, document)
+    [whole] = stack.outputs([document])
     for end in _ends(len(document), pieces):
         logits, state = _step(decoder, document[:end], state)
         if measure.compare(logits[None], whole[end - 1][None]) is None:
             continue
         # A model that is not causal reads the rest of the document, too; a server may keep a wrong answer.
-        whole_again = whole[end - 1] if stack.is_served else _at_once(stack, document[:end])[-1]
+        whole_again = whole[end - 1] if stack.is_served else stack.outputs([document[:end]])[0][-1]
         difference = measure.compare(logits[None], whole_again[None])
         if difference is not None:
             return Wrong(end, difference)
     return None
-
-
-def _at_once(stack: Stack, document: list[int]) -> Tensor:
-    inputs = stack.batch([document])
-    [place] = located(inputs, [document])
-    return stack.run(inputs)[place.row, place.columns]
 
 
 def _step(decoder: Decoder, tokens: list[int], state: Any) -> tuple[Tensor, Any]:
@@ -144,27 +130,23 @@ def _last_wrong(
 
 
 def _finding(
-    stack: Stack, measure: Measure, decoder: Decoder, documents: Documents, pieces: tuple[int, ...], first: Wrong
+    stack: Stack, measure: Measure, decoder: Decoder, documents: Documents, pieces: tuple[int, ...], wrong: Wrong
 ) -> Finding:
-    again = len(documents) > 1
+    uses, window = len(documents), stack.promises.window
+    again = uses > 1
 
-    def shows(given: Documents) -> bool:
+    def shows(given: Documents) -> Wrong | None:
         # What is kept from one use to the next would make one document look wrong alone.
-        return len(given) == len(documents) and _last_wrong(stack, measure, decoder, given, pieces) is not None
+        return _last_wrong(stack, measure, decoder, given, pieces) if len(given) == uses else None
 
-    small = smallest(documents, shows)
-    wrong = _last_wrong(stack, measure, decoder, small, pieces)
-    if wrong is None:  # a server that has seen these tokens by now
-        small, wrong = documents, first
-    documents, window = small, stack.promises.window
+    documents, wrong = smallest(documents, shows, wrong)
     past = window is not None and wrong.step > window
     prompt = f"a prompt of {_ends(len(documents[-1]), pieces)[0]}, then "
     how = prompt + ("one by one" if len(pieces) == 1 else "1 token, then all others in one call")
     when = " when it is used a second time" if again else f", past the window of {window}" if past else ""
     return PROBE.error(
-        f"Decoding with {decoder.name} differs from reading the same tokens at once{when}: logits after "
-        f"{wrong.step} tokens ({how}) by "
-        f"{wrong.difference.size:.3g}",
+        f"Decoding with {decoder.name} differs from reading the same tokens at once{when}: logits after {wrong.step} "
+        f"tokens ({how}) by {wrong.difference.size:.3g}",
         "Generated text differs from what the model was trained to give, and grows worse with every token.",
         "Begin each sequence with an empty cache"
         if again
@@ -184,12 +166,11 @@ def _finding(
 def _generated(stack: Stack, measure: Measure, generate: Generate) -> Iterator[Finding]:
     prompts = drawn(stack.vocabulary, [stack.length(length) for length in (7, 2, 5)])
     steps = max(1, min(_LENGTH - 2, (stack.longest or 10**6) - 7))
-    if _wrong_in_batch(stack, measure, generate, prompts, steps) is None:
+    if (wrong := _wrong_in_batch(stack, measure, generate, prompts, steps)) is None:
         return
-    prompts = smallest(prompts, lambda fewer: _wrong_in_batch(stack, measure, generate, fewer, steps) is not None)
-    wrong = _wrong_in_batch(stack, measure, generate, prompts, steps)
-    assert wrong is not None
-    row, step, difference = wrong
+    prompts, (row, step, difference) = smallest(
+        prompts, lambda fewer: _wrong_in_batch(stack, measure, generate, fewer, steps), wrong
+    )
     yield PROBE.error(
         f"generate() for {len(prompts)} prompts of {', '.join(str(len(prompt)) for prompt in prompts)} tokens, padded "
         f"on the left, differs from prompt {row} alone: logits of new token {step} by {difference.size:.3g}",
@@ -210,7 +191,7 @@ def _wrong_in_batch(
     with torch.no_grad():
         texts, logits = guarded(generate, prompts, steps)
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        whole = _at_once(stack, prompt + text)[len(prompt) - 1 :]
+        whole = stack.outputs([prompt + text])[0][len(prompt) - 1 :]
         for step in range(logits.shape[1]):
             difference = measure.compare(logits[row, step][None], whole[step][None])
             if difference is not None:

@@ -5,7 +5,7 @@ Shape legend: L length, V width of an output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from torch import Tensor
 from ....support._seeding import seeded
 from ...findings._finding import Finding, Inapplicable, TargetError, Unmeasured
 from .._bounds import Measure, mixed_by, training
-from .._documents import Documents, drawn, exchanged, located
+from .._documents import Documents, drawn, exchanged
 from .._lines import pattern_line
 from .._probe import Probe
 from .._shrink import smallest
@@ -137,7 +137,7 @@ def _leaking(stack: Stack, measure: Measure, path: CallPath, causal: set[str]) -
         document = drawn(stack.vocabulary, [length], seed=length)[0]
         leak = _first_leak(stack, measure, path, document)
         if leak is not None:
-            return _finding(stack, measure, path, document, causal)
+            return _finding(stack, measure, path, document, leak, causal)
     return None
 
 
@@ -147,28 +147,18 @@ def _lengths(stack: Stack) -> list[int]:
 
 
 def _first_leak(stack: Stack, measure: Measure, path: CallPath, document: list[int]) -> Leak | None:
-    tokens = sorted({1, len(document) // 2, len(document) - 1} - {0})
-    return next((leak for leak in _leaks(stack, measure, path, document, tokens) if leak is not None), None)
-
-
-def _leaks(
-    stack: Stack, measure: Measure, path: CallPath, document: list[int], tokens: Sequence[int]
-) -> list[Leak | None]:
-    """For each token, the effect of changing it alone on the outputs before it, None where there is none."""
-    tokens = [token for token in tokens if token < len(document)]
+    """The effect of changing one token alone on the outputs before it."""
+    tokens = sorted({1, len(document) // 2, len(document) - 1} & set(range(1, len(document))))
     rows = [document, *(exchanged(document, stack.vocabulary, token, token + 1) for token in tokens)]
-    leaks: list[Leak | None] = []
+    leak = None
     # Rows of one batch may reach each other, which is another fault, and a pack of all may be too long.
-    for batches in (
-        ([[row] for row in rows],)
-        if stack.is_served or stack.batch is stack.pack
-        else ([rows], [[row] for row in rows])
-    ):
+    together = [] if stack.is_served or stack.batch is stack.pack else [[rows]]
+    for batches in (*together, [[row] for row in rows]):
         before, *after = [out for batch in batches for out in _outputs(stack, path, batch)]
-        leaks = [_leak(measure, token, out, before) for token, out in zip(tokens, after, strict=True)]
-        if not any(leaks):
+        leaks = (_leak(measure, token, out, before) for token, out in zip(tokens, after, strict=True))
+        if (leak := next(filter(None, leaks), None)) is None:
             break
-    return leaks
+    return leak
 
 
 def _leak(measure: Measure, token: int, after: Tensor, before: Tensor) -> Leak | None:
@@ -180,19 +170,14 @@ def _leak(measure: Measure, token: int, after: Tensor, before: Tensor) -> Leak |
 
 def _outputs(stack: Stack, path: CallPath, documents: Documents) -> list[Tensor]:
     """The outputs (L, V) of each document, one row each."""
-    inputs = path.inputs(documents)
     with seeded(0, devices=None), path.mode():
-        out = stack.run(inputs)
-    return [out[place.row, place.columns] for place in located(inputs, documents)]
+        return stack.outputs(documents, path.inputs)
 
 
-def _finding(stack: Stack, measure: Measure, path: CallPath, document: list[int], causal: set[str]) -> Finding:
-    def shows(documents: Documents) -> bool:
-        return _first_leak(stack, measure, path, documents[0]) is not None
-
-    documents = smallest([document], shows)
-    leak = _first_leak(stack, measure, path, documents[0])
-    assert leak is not None
+def _finding(
+    stack: Stack, measure: Measure, path: CallPath, document: list[int], leak: Leak, causal: set[str]
+) -> Finding:
+    documents, leak = smallest([document], lambda given: _first_leak(stack, measure, path, given[0]), leak)
     others = f"; {', '.join(sorted(causal))} it is causal" if causal else ""
     return PROBE.error(
         f"{path.name[0].upper()}{path.name[1:]}, a later token changes an earlier output: token {leak.token} of "

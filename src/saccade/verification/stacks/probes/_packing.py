@@ -225,10 +225,10 @@ def _gradient(stack: Stack, make: Make, documents: Documents, every: Documents) 
 
 def _labels(pack: Make, documents: Documents) -> Iterator[Finding]:
     """Labels in which the last token of a document is to predict the first of the next."""
-    if not _crossing(pack, documents):
+    if not (crossing := _crossing(pack, documents)):
         return
-    documents = smallest(documents, lambda rows: bool(_crossing(pack, rows)))
-    crossing, inputs = _crossing(pack, documents), pack(documents)
+    documents, crossing = smallest(documents, lambda rows: _crossing(pack, rows), crossing)
+    inputs = pack(documents)
     yield PROBE.error(
         f"Labels cross the seam: the last token of a document is trained to predict the first token of the next, "
         f"at position {crossing[0].start} of the pack",

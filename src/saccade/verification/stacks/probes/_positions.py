@@ -64,12 +64,6 @@ def _positioned(stack: Stack, document: list[int], start: int) -> Tensor | None:
         return None
 
 
-def _plain(stack: Stack, document: list[int]) -> Tensor:
-    inputs = stack.batch([document])
-    [place] = located(inputs, [document])
-    return stack.run(inputs)[place.row, place.columns]
-
-
 def _compared(measure: Measure, out: Tensor | None, reference: Tensor | None) -> Difference | None:
     return None if out is None or reference is None else measure.compare(out, reference)
 
@@ -78,13 +72,11 @@ def _given(stack: Stack, measure: Measure, document: list[int]) -> Iterator[Find
     """The positions 0, 1, 2, ... given are those that the model counts itself."""
 
     def apart(documents: Documents) -> Difference | None:
-        return _compared(measure, _positioned(stack, documents[0], 0), _plain(stack, documents[0]))
+        return _compared(measure, _positioned(stack, documents[0], 0), stack.outputs(documents)[0])
 
-    if apart([document]) is None or _counts_from(stack, measure, document) is not None:
+    if (before := apart([document])) is None or _counts_from(stack, measure, document) is not None:
         return
-    documents = smallest([document], lambda given: apart(given) is not None)
-    difference = apart(documents)
-    assert difference is not None
+    documents, difference = smallest([document], apart, before)
     yield PROBE.error(
         f"position_ids of 0, 1, 2, ... give other outputs than none, by {difference.size:.3g} at output "
         f"{difference.position}: the model counts positions another way than it reads them",
@@ -98,7 +90,7 @@ def _given(stack: Stack, measure: Measure, document: list[int]) -> Iterator[Find
 
 def _counts_from(stack: Stack, measure: Measure, document: list[int]) -> int | None:
     """The position that the model begins with by itself, where it is not 0."""
-    plain = _plain(stack, document)
+    [plain] = stack.outputs([document])
     for start in (1, 2, 3):
         out = _positioned(stack, document, start)
         if out is not None and measure.compare(out, plain) is None:
@@ -114,11 +106,9 @@ def _shifted(stack: Stack, measure: Measure, document: list[int]) -> Iterator[Fi
         loose = replace(measure, bound=max(measure.bound, 1e-3))
         return _compared(loose, _positioned(stack, documents[0], 1 + _SHIFT), _positioned(stack, documents[0], 1))
 
-    if apart([document]) is None or rows_share_frequencies_until(stack) is not None:
+    if (before := apart([document])) is None or rows_share_frequencies_until(stack) is not None:
         return
-    documents = smallest([document], lambda given: apart(given) is not None)
-    difference = apart(documents)
-    assert difference is not None
+    documents, difference = smallest([document], apart, before)
     yield PROBE.error(
         f"With all position_ids {_SHIFT} larger output {difference.position} differs by {difference.size:.3g}, though "
         "rotary positions count by their differences alone",

@@ -5,8 +5,9 @@ Shape legend: R rows, H heads, L length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from ....support._registered import registered
 from ...findings._finding import Finding, Inapplicable, TargetError, Unmeasured
 from .._bounds import Measure
-from .._documents import drawn, exchanged, ids_of, located
+from .._documents import Documents, drawn, exchanged, ids_of, located
 from .._layer_rules import LayerRules, Pattern, narrowed, rules_of
 from .._lines import pattern_line
 from .._probe import Probe
@@ -100,10 +101,12 @@ def _blind(stack: Stack, measure: Measure) -> Iterator[Finding]:
     blindness = None if stack.is_served else _blindness(stack, measure, document)  # which gives the next token's
     if blindness is None:
         return
-    [document] = smallest(
-        [document], lambda rows: (same := _blindness(stack, measure, rows[0])) is not None and same.fix == blindness.fix
-    )
-    words, effect, fix = _blindness(stack, measure, document) or blindness
+
+    def same(rows: Documents) -> Blindness | None:
+        other = _blindness(stack, measure, rows[0])
+        return other if other is not None and other.fix == blindness.fix else None
+
+    [document], (words, effect, fix) = smallest([document], same, blindness)
     yield PROBE.error(words, effect, fix, [document], where="model", location=pattern_line(stack, len(document)))
 
 
@@ -111,9 +114,7 @@ def _blindness(stack: Stack, measure: Measure, document: list[int]) -> Blindness
     if len(document) < 2:
         return None
     changed = [exchanged(document, stack.vocabulary, at, at + 1) for at in range(len(document))]
-    inputs = stack.batch([document, *changed])
-    out = stack.run(inputs)
-    before, *after = (out[place.row, place.columns] for place in located(inputs, [document, *changed]))
+    before, *after = stack.outputs([document, *changed])
     apart = (torch.stack(after, 1) - before[:, None]).abs().nan_to_num(nan=float("inf")).amax(-1).cpu()  # (L, L)
     depends = apart > (_FAINT * float(apart.max()) if measure.dtype == torch.float64 else 0.0)
     own = torch.eye(len(document), dtype=torch.bool)
@@ -144,11 +145,14 @@ def _findings(stack: Stack, rules: LayerRules | None) -> Iterator[Finding]:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in unobserved.items())
         raise Unmeasured(f"no attention among its tokens could be observed{f' ({reasons})' if reasons else ''}")
     findings = [
-        *_unexplained(paths, document),
+        *_of_layers(_unexplained, stack, paths, document),
         *_unlike_rules(stack, rules, paths, document),
-        *_itself_alone(stack, paths, document),
+        *_of_layers(_itself_alone, stack, paths, document),
     ]
-    yield from findings[:1] or [*_unlike_each_other(paths, document), *_without_sinks(stack, paths, document)]
+    yield from findings[:1] or [
+        *_unlike_each_other(paths, document),
+        *_of_layers(_without_sinks, stack, paths, document),
+    ]
     _say_what_is_left(rules, len(document), unobserved)
 
 
@@ -308,31 +312,39 @@ def _fix(pattern: Pattern, width: int) -> str:
     return f"mask = (query >= key) & (query - key < {pattern.width}){off}"
 
 
-def _itself_alone(stack: Stack, paths: list[Path], document: list[int]) -> Iterator[Finding]:
+def _of_layers(
+    find: Callable[[Stack, str, LayerPairs, list[int]], Finding | None],
+    stack: Stack,
+    paths: list[Path],
+    document: list[int],
+) -> list[Finding]:
+    """The first finding about a layer, on any path."""
+    found = (find(stack, path.name, layer, document) for path in paths for layer in path.layers)
+    return list(islice(filter(None, found), 1))
+
+
+def _itself_alone(stack: Stack, path: str, layer: LayerPairs, document: list[int]) -> Finding | None:
     """A layer whose queries see no key but their own; or one that is to be bidirectional, and some see no later key."""
-    for path in paths:
-        for layer in path.layers:
-            later = layer.pairs.any(0).triu(1).any(-1)[:-1]  # (L - 1,)
-            alone = bool((layer.pairs == torch.eye(layer.pairs.shape[-1], dtype=torch.bool)).all())
-            if alone and len(later):
-                words, effect = "each query sees its own key alone", "The layer mixes no tokens: no context is read."
-            elif stack.promises.causal is False and not bool(later.all()):
-                first = int((~later).nonzero()[0])
-                words = f"query {first} sees no later key, though the model is to be bidirectional"
-                effect = f"{float((~later).double().mean()):.0%} of the outputs are computed without what follows them."
-            else:
-                continue
-            yield PROBE.error(
-                f"Layer {layer.layer} {path.name}: {words}",
-                effect,
-                "A window counts keys, and None, not 0, is no window"
-                if alone
-                else "is_causal=False  # and on every path a mask without a triangle",
-                [document[:2]] if alone else [document[: first + 2]],
-                where=f"{layer.name}: layer {layer.layer}",
-                paths=[path.name],
-            )
-            return
+    later = layer.pairs.any(0).triu(1).any(-1)[:-1]  # (L - 1,)
+    alone = bool((layer.pairs == torch.eye(layer.pairs.shape[-1], dtype=torch.bool)).all())
+    if alone and len(later):
+        words, effect = "each query sees its own key alone", "The layer mixes no tokens: no context is read."
+    elif stack.promises.causal is False and not bool(later.all()):
+        first = int((~later).nonzero()[0])
+        words = f"query {first} sees no later key, though the model is to be bidirectional"
+        effect = f"{float((~later).double().mean()):.0%} of the outputs are computed without what follows them."
+    else:
+        return None
+    return PROBE.error(
+        f"Layer {layer.layer} {path}: {words}",
+        effect,
+        "A window counts keys, and None, not 0, is no window"
+        if alone
+        else "is_causal=False  # and on every path a mask without a triangle",
+        [document[:2]] if alone else [document[: first + 2]],
+        where=f"{layer.name}: layer {layer.layer}",
+        paths=[path],
+    )
 
 
 def _unlike_each_other(paths: list[Path], document: list[int]) -> Iterator[Finding]:
@@ -360,44 +372,39 @@ def _unlike_each_other(paths: list[Path], document: list[int]) -> Iterator[Findi
             return
 
 
-def _unexplained(paths: list[Path], document: list[int]) -> Iterator[Finding]:
+def _unexplained(stack: Stack, path: str, layer: LayerPairs, document: list[int]) -> Finding | None:
     """A kernel whose output is not that of the mask that it is given."""
-    for path in paths:
-        for layer in path.layers:
-            if not layer.is_explained:
-                yield PROBE.error(
-                    f"Layer {layer.layer} {path.name}: the output is not that of the queries, keys, values and mask "
-                    "that its kernel is given",
-                    "The kernel leaves out a mask, a window, a sink or a bias, and no error is raised.",
-                    "Pass every argument on to the kernel, or choose another attention implementation",
-                    [document],
-                    where=f"{layer.name}: layer {layer.layer}",
-                    paths=[path.name],
-                )
-                return
+    if layer.is_explained:
+        return None
+    return PROBE.error(
+        f"Layer {layer.layer} {path}: the output is not that of the queries, keys, values and mask that its kernel is "
+        "given",
+        "The kernel leaves out a mask, a window, a sink or a bias, and no error is raised.",
+        "Pass every argument on to the kernel, or choose another attention implementation",
+        [document],
+        where=f"{layer.name}: layer {layer.layer}",
+        paths=[path],
+    )
 
 
-def _without_sinks(stack: Stack, paths: list[Path], document: list[int]) -> Iterator[Finding]:
-    """Layers that have a parameter for sinks, and weights that sum to 1."""
+def _without_sinks(stack: Stack, path: str, layer: LayerPairs, document: list[int]) -> Finding | None:
+    """A layer that has a parameter for sinks, and weights that sum to 1."""
     assert stack.module is not None
-    parts = dict(stack.module.named_modules())
-    for path in paths:
-        for layer in path.layers:
-            part = parts.get(layer.name.partition("#")[0])
-            sinks = getattr(part, "sinks", None)
-            whole = (layer.mass - 1).abs().amax(-1) < 1e-6  # (H,)
-            if isinstance(sinks, Tensor) and sinks.numel() == len(whole) and bool((whole & (sinks > -20)).any()):
-                head = int(whole.nonzero()[0])
-                yield PROBE.error(
-                    f"Layer {layer.layer}, head {head} {path.name}: its weights sum to 1, so its attention sink has "
-                    "no part in the softmax",
-                    "Each output is larger than the model was trained to give.",
-                    "Pass the sinks on to the kernel (s_aux, sinks), or choose an implementation that takes them",
-                    [document[:2]],
-                    where=f"{layer.name}.sinks: layer {layer.layer}, head {head}",
-                    paths=[path.name],
-                )
-                return
+    part = dict(stack.module.named_modules()).get(layer.name.partition("#")[0])
+    sinks = getattr(part, "sinks", None)
+    whole = (layer.mass - 1).abs().amax(-1) < 1e-6  # (H,)
+    if not (isinstance(sinks, Tensor) and sinks.numel() == len(whole) and bool((whole & (sinks > -20)).any())):
+        return None
+    head = int(whole.nonzero()[0])
+    return PROBE.error(
+        f"Layer {layer.layer}, head {head} {path}: its weights sum to 1, so its attention sink has no part in the "
+        "softmax",
+        "Each output is larger than the model was trained to give.",
+        "Pass the sinks on to the kernel (s_aux, sinks), or choose an implementation that takes them",
+        [document[:2]],
+        where=f"{layer.name}.sinks: layer {layer.layer}, head {head}",
+        paths=[path],
+    )
 
 
 PROBE = Probe(

@@ -18,11 +18,12 @@ from ....support._registered import registered
 from ....support._seeding import seeded
 from ...findings._finding import Finding, Inapplicable
 from ...subject._calling import guarded
-from .._bounds import Difference, Measure, mixed_by, training, without_dropout
-from .._documents import Documents, drawn, located
+from .._bounds import Difference, Measure, evaluating, mixed_by, training, without_dropout
+from .._documents import Documents, drawn
 from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack
+from .._state import attributes
 
 _LENGTHS = (13, 5)
 _NUDGE = 0.05  # of a weight, relative
@@ -75,17 +76,15 @@ def _modes(stack: Stack, measure: Measure, documents: Documents) -> Iterator[Fin
         return  # it draws more than dropout: noise of a router, for example
 
     def apart(given: Documents) -> Difference | None:
-        with _evaluating(stack):
-            expected = _of_documents(stack, given)
+        with evaluating(stack):
+            expected = torch.cat(stack.outputs(given))
         return measure.compare(_in_train_mode(stack, given, 0), expected)
 
     before = apart(documents)
     if before is None or not _any_attention_differs(stack, measure, stack.batch(documents)):
         return
     share = len(before.differing) / sum(map(len, documents))
-    documents = smallest(documents, lambda given: apart(given) is not None)
-    difference = apart(documents)
-    assert difference is not None
+    documents, difference = smallest(documents, apart, before)
     yield PROBE.error(
         f"In train mode without dropout an output differs by {difference.size:.3g} from eval mode",
         f"{min(share, 1):.0%} of the outputs differ: what is trained is not what is evaluated and served.",
@@ -97,15 +96,9 @@ def _modes(stack: Stack, measure: Measure, documents: Documents) -> Iterator[Fin
 
 
 def _in_train_mode(stack: Stack, documents: Documents, seed: int) -> Tensor:
-    with seeded(seed, devices=None):
-        return _of_documents(stack, documents)
-
-
-def _of_documents(stack: Stack, documents: Documents) -> Tensor:
     """The outputs (sum of L, V) of all documents; those of padding are anybody's choice."""
-    inputs = stack.batch(documents)
-    out = stack.run(inputs)
-    return torch.cat([out[place.row, place.columns] for place in located(inputs, documents)])
+    with seeded(seed, devices=None):
+        return torch.cat(stack.outputs(documents))
 
 
 def _any_attention_differs(stack: Stack, measure: Measure, inputs: Any) -> bool:
@@ -113,25 +106,13 @@ def _any_attention_differs(stack: Stack, measure: Measure, inputs: Any) -> bool:
     inside, first_parting = (getattr(registered("verified_models"), name) for name in ("inside", "first_parting"))
     assert stack.module is not None
     train = inside(stack.module, lambda: stack.run(inputs))
-    with _evaluating(stack):
+    with evaluating(stack):
         evaluated = inside(stack.module, lambda: stack.run(inputs))
     if not train.calls or len(train.calls) != len(evaluated.calls):
         return True
     parting = first_parting(train, evaluated, measure.bound)
     # Weights that differ in a later layer may do so because of what is between: only the first layer tells.
     return parting is not None and parting.layer == train.calls[0].layer
-
-
-@contextmanager
-def _evaluating(stack: Stack) -> Iterator[None]:
-    modes = {part: part.training for module in stack.modules for part in module.modules()}
-    for module in stack.modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 # Gradients of heads
@@ -141,8 +122,7 @@ def _heads(stack: Stack, measure: Measure, documents: Documents) -> Iterator[Fin
     """Rows of the projections of an attention module that get no gradient."""
     assert stack.module is not None
     inputs = stack.batch(documents)
-    out = stack.run(inputs)
-    if not all(out[place.row, place.columns].isfinite().all() for place in located(inputs, documents)):
+    if not all(bool(out.isfinite().all()) for out in stack.outputs(documents)):
         return  # gradients of NaN say nothing; the probe of batches names the output
     calls = registered("verified_models").inside(stack.module, lambda: stack.run(inputs)).calls
     layers = {call.name.partition("#")[0]: call for call in calls}
@@ -205,11 +185,11 @@ def _reaches_output(stack: Stack, measure: Measure, cut: CutRows, inputs: Any) -
             cut.weight.data[:, cut.rows] = nudged[:, cut.rows]
         else:
             cut.weight.data[cut.rows] = nudged[cut.rows]
-        with _evaluating(stack):  # some draw random numbers in train mode
+        with evaluating(stack):  # some draw random numbers in train mode
             after = stack.run(inputs)
     finally:
         cut.weight.data = data
-    with _evaluating(stack):
+    with evaluating(stack):
         before = stack.run(inputs)
     return measure.compare(after.flatten(0, 1), before.flatten(0, 1)) is not None
 
@@ -318,14 +298,9 @@ def _checkpointed(stack: Stack) -> Iterator[bool]:
         finally:
             module.gradient_checkpointing_disable()
         return
-    switches = [(part, name) for part in module.modules() for name in _SWITCHES if vars(part).get(name) is False]
-    for part, name in switches:
-        setattr(part, name, True)
-    try:
+    switches = [(part, name, True) for part in module.modules() for name in _SWITCHES if vars(part).get(name) is False]
+    with attributes(switches):
         yield bool(switches)
-    finally:
-        for part, name in switches:
-            setattr(part, name, False)
 
 
 # Accumulation
@@ -345,15 +320,15 @@ def _accumulation(stack: Stack, step: Step) -> Iterator[Finding]:
         raise Inapplicable("step leaves no gradients in the parameters of its model")
     bound = max(1e-4, 64 * _apart(whole, of([second, first]))[0])
 
-    def is_wrong(given: Documents) -> bool:
-        return (
-            len(given) == 2 and min(map(len, given)) > 1 and _apart(of(given), of(*([one] for one in given)))[0] > bound
-        )
+    def difference(given: Documents) -> tuple[float, nn.Parameter | None] | None:
+        if len(given) != 2 or min(map(len, given)) < 2:
+            return None
+        apart = _apart(of(given), of(*([document] for document in given)))
+        return apart if apart[0] > bound else None
 
-    if not is_wrong([first, second]):
+    if (before := difference([first, second])) is None:
         return
-    documents = smallest([first, second], is_wrong)
-    apart, parameter = _apart(of(documents), of(*([document] for document in documents)))
+    documents, (apart, parameter) = smallest([first, second], difference, before)
     crossing = _targets(stack, documents) != sum(_targets(stack, [document]) for document in documents)
     words, fix = _PADDING_PREDICTS if crossing else _why(stack, of, bound)
     finding = PROBE.error(
