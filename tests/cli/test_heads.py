@@ -335,8 +335,8 @@ def models(tmp_path_factory):
 
 @pytest.mark.parametrize("name", slow_but(["gpt2", "falcon"], "falcon"))
 def test_the_loss_is_that_of_transformers(capsys, models, name):
-    """gpt2 runs with Saccade's blocks, falcon with transformers' own, whose head is opened for it: logits are split, and
-    pairs explained, of either."""
+    """gpt2 runs with Saccade's blocks, falcon with transformers' own, whose head is opened for it: logits of either are
+    split, and pairs explained."""
     text = "The cat sat on the mat."
     found = numbers(capsys, text, "--model", models / name)
     tokenizer = transformers.AutoTokenizer.from_pretrained(models / name)

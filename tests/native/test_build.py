@@ -65,7 +65,8 @@ def test_a_supported_set_can_be_chosen_and_computes(name):
 
 
 def paying() -> str:
-    """The highest set that is supported and pays: Intel's bf16 products are slower than its float32 ones (dispatch.cpp)."""
+    """The highest set that is supported and pays: Intel's bf16 products are slower than its float32 ones, see
+    dispatch.cpp."""
     cpuinfo = Path("/proc/cpuinfo")
     intel = cpuinfo.exists() and "GenuineIntel" in cpuinfo.read_text()
     return [name for name in SUPPORTED if not (intel and name == "avx512_bf16")][-1]
