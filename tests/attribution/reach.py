@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -65,7 +66,8 @@ def why(model: Any) -> None:
 def importance(model: Any) -> None:
     model = reader(model)
     found = saccade.head_importance(model, [IDS], size, by="ablation")
-    call = found.values.calls[0]
+    names = [call.name for call in found.values.calls]
+    call = next(call for call in found.values.calls if sum(name.startswith(call.name) for name in names) == 1)
     with torch.no_grad():
         before = size(model, IDS)
         with saccade.intervene(model, {call.name: Ablate([1])}):
@@ -75,12 +77,14 @@ def importance(model: Any) -> None:
 
 
 def patching(model: Any) -> None:
-    found = saccade.patching(reader(model), IDS, OTHER, last_state, by="exact", heads={0: None})
+    first = calls_of(reader(model))[0]
+    found = saccade.patching(reader(model), IDS, OTHER, last_state, by="exact", heads={first: None})
     assert torch.isfinite(found.exact.values).any() and found.exact.values.any(), "no effect"
 
 
 def paths(model: Any) -> None:
-    found = saccade.patching(reader(model), IDS, OTHER, last_state, by="gradient", through=(1, None, "query"))
+    last = calls_of(reader(model))[-1]
+    found = saccade.patching(reader(model), IDS, OTHER, last_state, by="gradient", through=(last, None, "query"))
     assert torch.isfinite(found.gradient.values).any(), "no effect"
 
 
@@ -91,8 +95,12 @@ def prune(model: Any) -> None:
     with torch.no_grad():
         with saccade.intervene(model, {call.name: Ablate(group)}):
             expected = run(model, IDS)
-        saccade.prune(model, {0: group})
+        saccade.prune(model, {call.name: group})
         assert torch.allclose(run(model, IDS), expected, atol=1e-4), "the pruned model differs from the ablated one"
+
+
+def calls_of(model: Any) -> list[str]:
+    return [call.name for call in saccade.head_importance(model, [IDS], size).values.calls]
 
 
 def reader(model: Any) -> Any:
@@ -137,8 +145,8 @@ def outcome(tool: Callable[[Any], None], kind: str) -> str:
                 raise
             tool(model.float())
     except Exception as error:
-        said = re.sub(r"^\w+: ", "", " ".join(str(error).split()))[:120] or type(error).__name__
-        return said.replace("|", "\\|")
+        said = re.sub(r"^\w+: ", "", " ".join(str(error).split())) or type(error).__name__
+        return textwrap.shorten(said, 140, placeholder=" ...").replace("|", "\\|")
     return WORKS
 
 
@@ -160,9 +168,21 @@ def main() -> None:
     ]
     print("\n".join(counts))
     if given.page:
-        rows = [f"| {kind} | {name} | {said} |" for (kind, name), said in found.items() if said != WORKS]
+        rows = [row for kind in kinds for row in reasons(kind, {name: found[kind, name] for name in TOOLS})]
         page = HEADER.format(page=given.page, counts="\n".join(counts), rows="\n".join(rows))
         Path(given.page).write_text(page)
+
+
+def reasons(kind: str, said: dict[str, str]) -> list[str]:
+    """Rows of the table: tools with the same reason are one."""
+    tools: dict[str, list[str]] = {}
+    for name, reason in said.items():
+        if reason != WORKS:
+            tools.setdefault(reason, []).append(name)
+    return [
+        f"| {kind} | {'all' if len(names) == len(TOOLS) else ', '.join(names)} | {reason} |"
+        for reason, names in tools.items()
+    ]
 
 
 if __name__ == "__main__":

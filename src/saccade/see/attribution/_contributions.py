@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from ._runs import edited
 from ._stream import before, graph_of, in_order, node_of, nonlinear, reads
 from ._traced_run import Calls, Enough, Leaf, Made, NoStream, SeenCall, TracedRun, traced
 
-_NO_CALL = "no call of softmax attention was seen, so there are no weights to split"
 _OF_OUTPUT = 1e-3  # far above float32's rounding of weights, far below what another kind of attention adds
 _AT_ONCE = 16  # numbers of a readout that go back through the graph together
 
@@ -265,14 +264,8 @@ def stream_of(given: Input, ends: Callable[[TracedRun, Any], Sequence[Tensor]], 
     Raises:
         NoStream: no such stream was found.
     """
-    with evaluating(given.module):
-        try:
-            first, out = traced(given.module, given.run, **more)
-        except ValueError as error:
-            none, _, why = str(error).partition("there are none")
-            if not none.startswith("intervene: no attention call"):
-                raise
-            raise NoStream(f"model: {_NO_CALL}{why}") from None
+    with evaluating(given.module), _told():
+        first, out = traced(given.module, given.run, **more)
         held = nonlinear(first, ends(first, out), given.ids)
         operations = {number: first.operations[number] for number in held}
         del first, out
@@ -280,6 +273,18 @@ def stream_of(given: Input, ends: Callable[[TracedRun, Any], Sequence[Tensor]], 
     if any(second.operations.get(number) != operations[number] for number in held):
         raise NoStream("model: it does something else in a second run of the same text")
     return Stream(second, out, given.ids, frozenset(each.kind for each in held.values()) - {"cut"})
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """A block in which a model without attention calls is told as one that has nothing to split."""
+    try:
+        yield
+    except ValueError as error:
+        none, _, why = str(error).partition("there are none")
+        if not none.startswith("intervene: no attention call"):
+            raise
+        raise NoStream(f"model: no call of softmax attention was seen, so there are no weights to split{why}") from None
 
 
 def observed(given: Input, see: Callable[[int, ObservedCall], None], *, until: int | None = None) -> None:
@@ -292,7 +297,7 @@ def observed(given: Input, see: Callable[[int, ObservedCall], None], *, until: i
         if layer == until:
             raise Enough
 
-    with evaluating(given.module), torch.no_grad(), edited(given.module, Calls(seen)), suppress(Enough):
+    with evaluating(given.module), torch.no_grad(), _told(), edited(given.module, Calls(seen)), suppress(Enough):
         given.run()
 
 
