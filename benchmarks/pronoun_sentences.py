@@ -129,11 +129,13 @@ class Sentence(NamedTuple):
     looks: list[int]
 
 
-def sentence(model: TextModel, kind: Kind, frame: str, nouns: Sequence[str], decides: str, first: int) -> Sentence:
-    """``frame`` with ``nouns[first]`` for {a}, and the other one for {b}."""
+def sentence(
+    model: TextModel, kind: Kind, frame: str, nouns: Sequence[str], decides: str, first: int, it: str = "it"
+) -> Sentence:
+    """``frame`` with ``nouns[first]`` for {a}, the other one for {b}, and ``it`` for "it"."""
     text, at = "", {}
     for part in re.split(r"(\{\w\}|\bit\b)", frame):
-        word = {"{a}": nouns[first], "{b}": nouns[1 - first], "{d}": decides}.get(part, part)
+        word = {"{a}": nouns[first], "{b}": nouns[1 - first], "{d}": decides, "it": it}.get(part, part)
         at[part] = (len(text), len(text) + len(word))
         text += word
     tokens = model.encode(text)
@@ -151,7 +153,9 @@ def sentence(model: TextModel, kind: Kind, frame: str, nouns: Sequence[str], dec
     if kind.behind:
         slots = ([slots[0][-1] + 1], [slots[1][-1] + 1])
     return Sentence(
-        [*model.before, *tokens.ids], (slots[first], slots[1 - first]), [looks[spot] for spot in kind.spots]
+        [*model.before, *tokens.ids, *model.after],
+        (slots[first], slots[1 - first]),
+        [looks[spot] for spot in kind.spots],
     )
 
 

@@ -1,10 +1,24 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
-from pretend_lm import PretendLM, at_ids, broad, duplicate, itself, previous, repeat, sink
+from pretend_lm import (
+    PretendLM,
+    PretendText,
+    at_ids,
+    broad,
+    duplicate,
+    following,
+    itself,
+    last,
+    previous,
+    repeat,
+    sink,
+)
 
+import saccade
 from saccade import prune
 from saccade.inspection import RULES, measure_roles, role_of
 from saccade.models import load
@@ -96,3 +110,29 @@ def test_too_little_text_is_refused():
         measure_roles(lm, "one two three")
     with pytest.raises(ValueError, match="two different tokens"):
         measure_roles(lm, "cat " * 20)
+
+
+def test_heads_that_look_both_ways_have_two_more_roles():
+    heads = [previous, following, itself, sink, last, broad, duplicate]
+    report = measure_roles(PretendText([heads]), ordinary_text())
+    names = ["previous", "next", "self", "sink", "special", "broad", "duplicate"]
+    assert [head["role"] for head in report["heads"]] == names
+    without = measure_roles(PretendText([heads[:3]], before=(), after=()), ordinary_text())
+    assert [head["role"] for head in without["heads"]] == names[:3] and without["text"]["tokens"] == 256
+    assert report["text"]["tokens"] == 254
+
+
+def test_equal_weights_are_chance_in_each_layer_also_in_windows():
+    class Windows(PretendText):
+        def _forward(self, tokens, observe):
+            masks = iter([saccade.Causal(), saccade.Window(left=10, right=0)])
+            super()._forward(tokens, lambda layer, call: observe(layer, dataclasses.replace(call, mask=next(masks))))
+
+    report = measure_roles(Windows([[broad], [broad]], causal=True, after=()), ordinary_text())
+    for layer, head in enumerate(report["heads"]):
+        assert head["role"] == "broad" and head["scores"]["broad"] == 1
+        for name in ("previous", "self", "sink", "delimiter", "repeat", "duplicate"):
+            chance = report["chance"][name]
+            assert head["scores"][name] == (chance[layer] if isinstance(chance, list) else chance)
+    assert report["chance"]["self"][1] == pytest.approx((1 / 9 + 1 / 10 + 246 / 11) / 248, abs=1e-4)
+    assert report["chance"]["duplicate"][1] == 0  # 24 words ago

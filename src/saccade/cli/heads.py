@@ -13,7 +13,7 @@ from ._errors import UserError, require
 from ._options import CommonOptions, GroupedCommand, flattened, option
 from ._parts._heads_measured import Measured
 from ._parts._outputs import result_console
-from ._parts._texts import TextArgument, command_line, existing_text, given_text, parse_head
+from ._parts._texts import InputText, TextArgument, command_line, existing_text, given_text, parse_head
 
 if TYPE_CHECKING:
     from ..see.inspection import TextModel
@@ -26,6 +26,12 @@ BY = {"importance": ("gradient", "ablation", "greedy"), "patch": ("gradient", "e
 class QuestionOptions:
     """Question  [default: what each head contributes to the prediction of TEXT]"""
 
+    roles: bool = option(
+        False,
+        "Measure the role of every head (previous token, sink, repeat, ...) on TEXT and on repeated random tokens, "
+        "and keep them beside the model, where saccade look finds them. TEXT is one that the model was not trained "
+        "on; 4,000 tokens of it are read.  [default: docstrings of Saccade]",
+    )
     importance: bool = option(False, "Show only how much the prediction of TEXT depends on each head.")
     patch: str | None = option(
         None,
@@ -99,16 +105,20 @@ def heads(
 ) -> None:
     """Show what each head does for the prediction of TEXT: a map of layers x heads, sentences, and a picture.
 
-    Asks one of four things: the overview, --importance, --patch or --why.
+    Asks one of five things: the overview, --roles, --importance, --patch or --why.
     """
     _check(question, how)
-    given = given_text(text, "heads")
+    if question.roles and common.out is not None:
+        raise UserError("--out draws the other answers, not --roles; saccade look --out draws a model with its roles")
+    given = InputText("", [], "") if question.roles and not text else given_text(text, "heads")
     _check_out(common)
     head = parse_head(how.head)
     from ..see.inspection import open_model
 
     opened = open_model(common.model)
-    if question.why is not None:
+    if question.roles:
+        measured = _roles(opened, given.text, quiet=common.as_numbers)
+    elif question.why is not None:
         measured = _why(opened, given.text, question.why, how, head)
     elif question.patch is not None:
         measured = _patched(opened, given.text, question.patch, how, quiet=common.as_numbers)
@@ -160,6 +170,14 @@ def _check_out(common: HeadsOptions) -> None:
 
 
 # The answers
+
+
+def _roles(opened: TextModel, text: str, *, quiet: bool) -> Measured:
+    from ..see.analysis.tables import shown_progress
+    from ._parts._heads_measured import measured_roles
+
+    with shown_progress("heads", quiet=quiet) as progress:
+        return measured_roles(opened, text or None, progress)
 
 
 def _important(opened: TextModel, text: str, question: QuestionOptions, how: HowOptions, *, quiet: bool) -> Measured:

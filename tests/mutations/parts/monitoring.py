@@ -84,8 +84,8 @@ FAULTS = (
     Fault(
         "previous-token",
         "src/saccade/see/inspection/_roles.py",
-        '"previous": _head_mean(w[:, :, i, rows - 1])',
-        '"previous": _head_mean(w[:, :, i, rows])',
+        '"previous": w[:, :, i, rows - 1]',
+        '"previous": w[:, :, i, rows]',
         ("tests/inspection/test_roles.py",),
         "A head that looks at itself has the role of the previous token.",
     ),

@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...support._numbers import counted
@@ -70,6 +71,33 @@ def why_offered() -> Iterator[None]:
         yield
     except NoTokenHead as error:
         raise UserError(f"{error}; --why WORD WORD needs no such head") from error
+
+
+def measured_roles(model: TextModel, text: str | None, progress: Progress) -> Measured:
+    """The role of every head, kept beside the model; on the docstrings of Saccade if there is no text."""
+    from ...see.inspection import measure_roles
+    from ...see.viewer.heads import print_roles
+
+    found = measure_roles(model, docstrings() if text is None else text, progress=progress)
+    kept = None if model.kept_roles is None else str(model.kept_roles.write(found))
+
+    def show(console: Console) -> None:
+        counts = counted(model.layers, "layer"), counted(sum(model.heads), "head")
+        tokens = counted(found["text"]["tokens"], "token") + (" of docstrings" if text is None else " of the text")
+        console.print(", ".join([tokens, model.name, *counts]), style="dim", highlight=False)
+        console.print()
+        print_roles(console, found)
+        where = f"Kept in {kept}" if kept else "Not kept: the embedded model has its own"
+        console.print(where, style="dim", highlight=False, soft_wrap=True)
+
+    return Measured({"model": model.name, "kept": kept} | found, show, lambda _: b"", ("look", "The cat sat."))
+
+
+def docstrings() -> str:
+    """The docstrings of Saccade's files, one after the other: English that comes with every installation."""
+    files = sorted(Path(__file__).parents[2].rglob("*.py"))
+    found = (re.match(r'"""(.*?)"""', file.read_text(encoding="utf-8"), re.DOTALL) for file in files)
+    return "\n\n".join(first[1] for first in found if first)
 
 
 @_told_as_options()

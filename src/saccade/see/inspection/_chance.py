@@ -44,8 +44,8 @@ def shown(call: ObservedCall) -> Mask | None:
 
 def even_call(call: ObservedCall, mask: Mask | None) -> ObservedCall:
     """The call of a head with equal weights on everything in ``mask``; one head unless the mask differs by head."""
-    heads = 1 if mask is None else mask._batch_and_heads()[1]
-    nothing = torch.zeros(1, heads, call.query.shape[2], 1, device=call.query.device)
+    batch, heads = (1, 1) if mask is None else mask._batch_and_heads()
+    nothing = torch.zeros(batch, heads, call.query.shape[2], 1, device=call.query.device)
     return ObservedCall(nothing, nothing, nothing, mask, scale=1.0, out=nothing, source="chance")
 
 

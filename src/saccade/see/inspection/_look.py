@@ -332,9 +332,9 @@ def check_head(model: TextModel, head: tuple[int, int] | None) -> None:
 
 
 def _check_roles(model: TextModel) -> None:
-    known = {"role": ROLE_NAMES, "decided_by": ROLE_NAMES}
+    known, roles = {"role": ROLE_NAMES, "decided_by": ROLE_NAMES}, model.roles
     try:
-        heads = [] if model.roles is None else model.roles["heads"]
+        heads = [] if roles is None else roles["heads"]
         for h in heads:
             right = 0 <= h["layer"] < model.layers and 0 <= h["head"] < model.heads[h["layer"]]
             scores = (h["score"], *h.get("above_chance", {}).values())
@@ -342,9 +342,11 @@ def _check_roles(model: TextModel) -> None:
                 h[name] not in names for name, names in known.items()
             ):
                 raise ValueError
-        for rule in (model.roles or {}).get("rules", ()):
+        for rule in (roles or {}).get("rules", ()):
             names = [ROLE_NAMES[name] for name in rule["roles"]]
             if not (names and 0 <= rule["at_least"] <= 1 and isinstance(rule["measured_on"], str)):
                 raise ValueError
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise ValueError(f"{model.name}: heads.json is damaged; remove it to open the model without roles") from None
+        place = model.kept_roles
+        file = f"{model.name}: heads.json" if place is None else place.file
+        raise ValueError(f"{file} is damaged; remove it to open the model without roles") from None

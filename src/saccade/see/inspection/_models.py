@@ -23,6 +23,7 @@ from ...operator._call import ObservedCall
 from ...operator._weights import attention_weights
 from ...operator.nn.stacks import Stack
 from ...support._evaluating import evaluating
+from ._kept_roles import KeptRoles
 
 LayerObserver = Callable[[int, ObservedCall], None]
 M = TypeVar("M", bound="TextModel")
@@ -75,7 +76,19 @@ class TextModel(ABC):
     after: tuple[int, ...]
     special: frozenset[int]  # ids of special tokens, also where they are spelled in the text
     other_layers: str = ""  # what layers without attention are, and which the others are; "" where all have some
-    roles: dict[str, Any] | None = None  # what `measure_roles` returned, None if unmeasured
+    kept_roles: KeptRoles | None = None  # the place of its roles; None for a model in memory, and the embedded one
+    _roles: dict[str, Any] | None = None
+
+    @property
+    def roles(self) -> dict[str, Any] | None:
+        """Roles as `measure_roles` returns them; None if unmeasured.
+
+        Raises:
+            ValueError: the file is damaged, or its roles belong to other weights.
+        """
+        if self._roles is None and self.kept_roles is not None:
+            self._roles = self.kept_roles.read()
+        return self._roles
 
     @property
     def layers(self) -> int:
@@ -217,7 +230,7 @@ class SaccadeModel(TextModel):
         self.context = config.context
         self.before = (lm.tokenizer.start,)
         self.special = frozenset(self.before)
-        self.roles = lm.heads
+        self._roles = lm.heads
 
     @property
     def module(self) -> nn.Module:

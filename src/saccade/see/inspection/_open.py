@@ -13,6 +13,7 @@ from ...make.models.checkpoints.reading import read_json
 from ...make.models.checkpoints.transformers_reading import UnreadableCheckpoint, require_transformers
 from ...make.models.decoder_lm.checkpoint import CONFIG, TOKENIZER, WEIGHTS, load_own
 from ...make.models.loading import is_known
+from ._kept_roles import KeptRoles
 from ._models import SaccadeModel, TextModel
 from ._published import open_published
 
@@ -48,29 +49,35 @@ def open_model(source: str | Path | None = None) -> TextModel:
     path = Path(source).expanduser()
     if path.suffix == SUFFIX and path.is_file():
         require_transformers(str(source))
-        return _with_transformers(path.parent, path.name)
+        return _keeping_roles(_with_transformers(path.parent, path.name), KeptRoles(path, str(source)))
     if path.is_dir():
-        return _from_folder(path)
+        return _from_folder(path, str(source))
     if path.exists():
         raise ValueError(f"{source}: is a file; {FORMS}")
     if not is_hub_name(str(source)):
         raise FileNotFoundError(f"{source}: no such model folder; {FORMS}")
-    found = _from_folder(folder_of(str(source)))
+    found = _from_folder(folder_of(str(source)), str(source), fetched=True)
     found.name = str(source)
     return found
 
 
-def _from_folder(folder: Path) -> TextModel:
+def _keeping_roles(model: TextModel, place: KeptRoles) -> TextModel:
+    model.kept_roles, model._roles = place, None  # read when they are needed
+    return model
+
+
+def _from_folder(folder: Path, source: str, *, fetched: bool = False) -> TextModel:
     path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(f"{path}: missing from the model folder; {FORMS}")
     config = _settings(path)
     if config is None or "model_type" not in config:
-        return SaccadeModel(_own(folder, config))
+        return _keeping_roles(SaccadeModel(_own(folder, config)), KeptRoles(folder, source, own=True, fetched=fetched))
+    place = KeptRoles(folder, source, fetched=fetched)
     if is_known(config["model_type"]):
-        return open_published(folder)
+        return _keeping_roles(open_published(folder), place)
     require_transformers(str(folder))
-    return _with_transformers(folder)
+    return _keeping_roles(_with_transformers(folder), place)
 
 
 def _with_transformers(folder: Path, gguf: str | None = None) -> TextModel:

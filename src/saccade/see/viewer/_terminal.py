@@ -24,16 +24,18 @@ LEAST_HABIT = 0.1  # above chance, for a head to have a habit instead of a role
 FILLED = 0.15  # least weight of cells with a coloured background
 SHORT_ROLES = {
     "previous": "prev.",
+    "next": "next",
     "self": "self",
     "sink": "sink",
     "delimiter": "delim.",
+    "special": "spec.",
     "repeat": "repeat",
     "duplicate": "dupl.",
     "broad": "broad",
     "mixed": "mixed",
 }
 HABITS = {"previous": "prev", "next": "next", "self": "self", "sink": "1st", "special": "spec", "delimiter": "del"}
-_NEAREST = {"previous": "prev", "delimiter": "del", "repeat": "rep", "duplicate": "dup"}
+_NEAREST = {"previous": "prev", "delimiter": "del", "repeat": "rep", "duplicate": "dup", "special": "spec"}
 BREAK, ACROSS = "┊", "┄"  # between two passages
 _SHADES = "░▒▓█"
 _ACCENT = "bold #4f8cff"
@@ -249,7 +251,10 @@ def print_heads(console: Console, look: Look) -> None:
                 "entropy of these words (nats)"
             )
     else:
-        legend = "roles were not measured for this model; largest score above chance, and entropy (nats), in this text"
+        legend = (
+            "roles were not measured for this model (saccade heads --roles does that); largest score above chance, and "
+            "entropy (nats), in this text"
+        )
     console.print(Text(legend, style="dim"))
     for first in range(0, map_.heads, per_line):
         heads = range(first, min(first + per_line, map_.heads))

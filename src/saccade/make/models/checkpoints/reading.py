@@ -5,6 +5,7 @@ Tensors are read one by one, so that loading needs little more memory than the w
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import re
@@ -151,6 +152,24 @@ def find_weights(folder: Path) -> StoredWeights:
         f"{folder}: no weights; expected {SAFE}, {SAFE_INDEX} with its files, {PICKLED}, or {PICKLED_INDEX} with its "
         "files"
     )
+
+
+def weights_digest(weights: Path) -> str:
+    """SHA-256 of the weights' files: of a model folder, or of one file. FileNotFoundError if a file is missing."""
+    files = [weights]
+    if weights.is_dir():
+        for single, index in ((SAFE, SAFE_INDEX), (PICKLED, PICKLED_INDEX)):
+            files = [weights / single]
+            if not files[0].is_file() and (weights / index).is_file():
+                files = [weights / name for name in sorted(set(read_json(weights / index)["weight_map"].values()))]
+            if files[0].is_file():
+                break
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            while block := opened.read(_MAPPED):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def _sharded(index: Path) -> dict[str, Stored]:

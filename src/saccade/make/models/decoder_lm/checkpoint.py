@@ -26,7 +26,7 @@ from ....operator.variants import MechanismConfig
 from ....support._seeding import seeded
 from ....support._whole_file import whole_file
 from .._shortened import shortened
-from ..checkpoints.reading import materialised, read_json
+from ..checkpoints.reading import materialised, read_json, weights_digest
 from ..checkpoints.settings import CheckpointSettings
 from ..decoding.generating import GeneratingModel
 from ..inputs import check_ids
@@ -163,6 +163,8 @@ def load_own(
         model = materialised(empty, torch.float32, "cpu") if mechanism is None else DecoderLM(changed)
     _load_weights(model, folder / WEIGHTS, partly=mechanism is not None)
     heads = read_json(folder / HEADS) if (folder / HEADS).exists() else None
+    if isinstance(heads, dict) and heads.get("weights") is not None and heads.pop("weights") != weights_digest(folder):
+        heads = None
     lm = LanguageModel(model, tokenizer, heads, "embedded" if path is None else str(folder))
     return lm.to(device=device, dtype=dtype).eval()
 

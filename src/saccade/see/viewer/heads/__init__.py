@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ._figure import draw_importance, draw_patching, draw_why
 from ._sentences import importance_sentences, patching_sentences, rises
-from ._terminal import print_attributed, print_importance, print_patching, print_why
+from ._terminal import print_attributed, print_importance, print_patching, print_roles, print_why
 
 __all__ = [
     "draw_importance",
@@ -18,6 +18,7 @@ __all__ = [
     "print_attributed",
     "print_importance",
     "print_patching",
+    "print_roles",
     "print_why",
     "rises",
 ]

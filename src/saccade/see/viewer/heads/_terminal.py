@@ -7,16 +7,18 @@ Shape legend: C calls, H heads of a call.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
-from ....support._numbers import counted, decimals_for, signed_cell
+from ....support._numbers import counted, decimals_for, short_number, signed_cell
 from ...attribution import Attribution, CallHeads, Component, HeadImportance, HeadValues, Patching, WhyAttends
+from ...inspection import ROLE_NAMES
 from .._terminal import _ACCENT, FILLED, _clip, _colours, _pad
 from ._sentences import importance_sentences, legend, patching_sentences, rises
 
@@ -126,6 +128,23 @@ def print_why(console: Console, answer: WhyAttends) -> None:
         print_bars(console, lines)
     console.print()
     print_sentences(console, [f"{sentence}." for sentence in answer.sentences(3)])
+
+
+def print_roles(console: Console, roles: Mapping[str, Any]) -> None:
+    """The heads of each role that `measure_roles` returns, the clearest first, with their score above chance."""
+    _title(console, "Roles of the heads")
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("role", style="bold", no_wrap=True)
+    table.add_column("heads", justify="right")
+    table.add_column("clearest: layer.head and score above chance")
+    names = [name for rule in roles["rules"] for name in rule["roles"]]
+    for name in [*names, "mixed"]:
+        held = [head for head in roles["heads"] if head["role"] == name]
+        scored = sorted(((head["above_chance"][head["decided_by"]], head) for head in held), key=lambda one: -one[0])
+        clearest = "  ".join(f"{h['layer']}.{h['head']} {short_number(value)}" for value, h in scored[:HEADS])
+        if held:
+            table.add_row(ROLE_NAMES[name], str(len(held)), "none of these clearly" if name == "mixed" else clearest)
+    console.print(table)
 
 
 # Maps
