@@ -33,6 +33,7 @@ REFERENCES = {
     "docs/self-attention-in-an-hour.md",
     "docs/tasks/figures.md",
     "docs/variants-table.md",
+    "docs/explained-models.md",
     "docs/verify-faults.md",
 }
 

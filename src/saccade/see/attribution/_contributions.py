@@ -277,7 +277,7 @@ def stream_of(given: Input, ends: Callable[[TracedRun, Any], Sequence[Tensor]], 
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """A block in which a model without attention calls is told as one that has nothing to split."""
+    """A block whose error for a model without attention calls says that there is nothing to split."""
     try:
         yield
     except ValueError as error:
