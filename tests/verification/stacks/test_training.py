@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
+import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from stacks.dense import WIDTH, Dense, packed
 from stacks.layered import Attention, Layered, causal, found, window
 from stacks.reports.model import Model
@@ -155,3 +159,67 @@ def test_batch_norm_is_said_once_and_accused_nowhere():
     [finding] = report.findings
     assert (finding.probe, finding.severity) == ("training", "note")
     assert finding.where == "embed.2 (BatchNorm1d)"
+
+
+# Targets
+
+
+def stepping(model, loss):
+    """A step whose loss is a cross-entropy of `loss(logits, ids)`, which gives outputs and their targets."""
+
+    def step(micro_batches):
+        model.zero_grad()
+        total = sum(len(document) for documents in micro_batches for document in documents)
+        for documents in micro_batches:
+            for document in documents:
+                ids = torch.tensor([document])
+                made, targets = loss(model(input_ids=ids), ids)
+                F.cross_entropy(made.flatten(0, 1), targets.flatten(), reduction="sum").div(total).backward()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda out, ids: (out, ids), "the token that it reads"),
+        (lambda out, ids: (out[:, :-2], ids[:, 2:]), "the token after the next one"),
+        (lambda out, ids: (out[:, 1:], ids[:, :-1]), "the token before it"),
+    ],
+    ids=["not shifted", "twice", "the wrong way"],
+)
+def test_labels_of_other_tokens_than_the_next(loss, words):
+    model = Model()
+    [finding] = training(model, step=stepping(model, loss))
+    assert words in finding.message and finding.where == "labels of the training step"
+    assert len(finding.example[0]) <= 5
+    right = stepping(model, lambda out, ids: (out[:, :-1], ids[:, 1:]))
+    assert not training(model, step=right)
+
+
+def test_labels_that_a_collator_shifts_for_a_model_that_shifts_them():
+    """transformers' models shift labels themselves."""
+    small = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40)
+    torch.manual_seed(5)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**small)).eval()
+
+    def collate(shift, documents):
+        longest = max(map(len, documents))
+        rows = [document + [0] * (longest - len(document)) for document in documents]
+        ids, mask = torch.tensor(rows), torch.tensor([[n < len(d) for n in range(longest)] for d in documents]).long()
+        labels = ids.masked_fill(mask == 0, -100)
+        if shift:
+            labels = torch.cat([labels[:, 1:], torch.full((len(labels), 1), -100)], 1)
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+    [finding] = training(model, batch=functools.partial(collate, True))
+    assert "shifted twice" in finding.message
+    assert not training(model, batch=functools.partial(collate, False))
+
+
+def test_a_model_of_both_directions_may_predict_what_it_reads():
+    """Fails where a denoising encoder is taken for a causal model whose labels are not shifted."""
+    model = Layered(Attention(lambda length: torch.ones(length, length, dtype=torch.bool)))
+    step = stepping(model, lambda out, ids: (out, ids))
+    assert not found(saccade.verify_stack(model, causal=False, step=step), "training")
+    assert not found(saccade.verify_stack(model, step=step), "training")

@@ -7,7 +7,7 @@ import inspect
 import random
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}  # others may l
 _MOST = 50_000  # objects beside weights: what is left out are data sets of a trainer
 _LONGEST = 10_000  # entries of a list or dict: longer ones are data
 _LARGEST = 2**28  # bytes of a tensor whose numbers are copied
+Gradients = dict[nn.Parameter, Tensor]
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "transformers", "saccade"}
 
 
@@ -200,3 +201,19 @@ def _refill(container: Any, copy: Any) -> None:
     else:
         container.clear()
         container.update(copy) if isinstance(container, set) else container.extend(copy)
+
+
+def gradients_of(modules: Iterable[nn.Module], backward: Callable[[], Any]) -> Gradients:
+    """The gradients that `backward` leaves; parameters and their own gradients are as before."""
+    parameters = list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
+    kept = [(parameter.grad, parameter.data.clone()) for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.grad = None
+        with torch.enable_grad(), seeded(0, devices=None):
+            backward()
+        return {parameter: parameter.grad.detach().clone() for parameter in parameters if parameter.grad is not None}
+    finally:
+        for parameter, (gradient, data) in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
+            parameter.data.copy_(data)  # a step may have moved them

@@ -21,17 +21,19 @@ class Gradients:
     micro_batches: list[Documents] = field(default_factory=lambda: [[[7, 11, 13, 17]], [[19, 23], [29, 31]]])
 
 
-def stepping(model: Model, weight: Callable[[int, int, int], float]) -> Any:
-    """A step whose micro-batches count `weight(own tokens, all tokens, micro-batches)` times their mean loss."""
+def stepping(model: Model, weight: Callable[[int, int, int], float], distance: int = 1) -> Any:
+    """A step whose micro-batches count `weight(own targets, all targets, micro-batches)` times their mean loss; each
+    output predicts the token at this distance."""
 
     def step(micro_batches: list[Documents]) -> Tensor:
         model.zero_grad()
-        counts = [sum(len(document) - 1 for document in documents) for documents in micro_batches]
+        counts = [sum(max(len(document) - distance, 0) for document in documents) for documents in micro_batches]
         total = torch.tensor(0.0)
         for documents, count in zip(micro_batches, counts, strict=True):
             made = padded(documents)
             labels = made["input_ids"].masked_fill(made["attention_mask"] == 0, -100)
-            loss = cross_entropy(model(**made)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            out = model(**made)
+            loss = cross_entropy(out[:, : out.shape[1] - distance].flatten(0, 1), labels[:, distance:].flatten())
             share = loss * weight(count, sum(counts), len(counts))
             share.backward()
             total = total + share.detach()
@@ -65,9 +67,9 @@ def summed(own: int, every: int, parts: int) -> float:
     return 1.0
 
 
-def stack(weight: Any, make: Any = Model) -> dict[str, Any]:
+def stack(weight: Any, make: Any = Model, distance: int = 1) -> dict[str, Any]:
     model = make()
-    return {"model": model, "step": stepping(model, weight)}
+    return {"model": model, "step": stepping(model, weight, distance)}
 
 
 # Of a bias before the keys softmax takes nothing: it adds one number to all logits of a query.
@@ -118,5 +120,21 @@ CASES = (
         lambda: stack(summed),
         Gradients(EVERY),
         14,
+    ),
+    case(
+        "labels are not shifted",
+        ("training",),
+        ("the token that it reads",),
+        lambda: stack(by_tokens, distance=0),
+        Gradients(EVERY),
+        5,
+    ),
+    case(
+        "labels are shifted twice",
+        ("training",),
+        ("the token after the next",),
+        lambda: stack(by_tokens, distance=2),
+        Gradients(EVERY),
+        6,
     ),
 )

@@ -23,7 +23,8 @@ from .._documents import Documents, drawn
 from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack
-from .._state import attributes
+from .._state import Gradients, attributes, gradients_of
+from ._targets import misplaced
 
 _LENGTHS = (13, 5)
 _NUDGE = 0.05  # of a weight, relative
@@ -36,7 +37,6 @@ _SWITCHES = (
     "activation_checkpointing",
 )
 
-Gradients = dict[nn.Parameter, Tensor]
 Step = Callable[[list[Documents]], Any]
 
 
@@ -54,6 +54,7 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
                 yield from _modes(stack, measure, documents)
             yield from _heads(stack, measure, documents)
             yield from _checkpointing(stack, measure, documents)
+            yield from misplaced(stack, PROBE)
         if stack.step is not None and not mixed:
             yield from _accumulation(stack, stack.step)
 
@@ -137,7 +138,7 @@ def _heads(stack: Stack, measure: Measure, documents: Documents) -> Iterator[Fin
 
 def _first_cut(stack: Stack, measure: Measure, layers: dict[str, Any], inputs: Any) -> CutRows | None:
     assert stack.module is not None
-    gradients = _gradients(stack, lambda: _backward(stack, inputs))
+    gradients = gradients_of(stack.modules, lambda: _backward(stack, inputs))
     parts = dict(stack.module.named_modules())
     for path in layers:
         for name, projection in parts[path].named_modules(prefix=path):
@@ -221,22 +222,6 @@ def _backward(stack: Stack, inputs: Any) -> Tensor:
     return out.detach()
 
 
-def _gradients(stack: Stack, backward: Any) -> Gradients:
-    """The gradients that `backward` leaves; parameters and their own gradients are as before."""
-    parameters = list(dict.fromkeys(parameter for module in stack.modules for parameter in module.parameters()))
-    kept = [(parameter.grad, parameter.data.clone()) for parameter in parameters]
-    try:
-        for parameter in parameters:
-            parameter.grad = None
-        with torch.enable_grad(), seeded(0, devices=None):
-            backward()
-        return {parameter: parameter.grad.detach().clone() for parameter in parameters if parameter.grad is not None}
-    finally:
-        for parameter, (gradient, data) in zip(parameters, kept, strict=True):
-            parameter.grad = gradient
-            parameter.data.copy_(data)  # a step may have moved them
-
-
 def _name_of(stack: Stack, parameter: nn.Parameter | None) -> str:
     names = (name for module in stack.modules for name, own in module.named_parameters() if own is parameter)
     return next(names, "a parameter")
@@ -263,14 +248,14 @@ def _apart(gradients: Gradients, others: Gradients) -> tuple[float, nn.Parameter
 
 def _checkpointing(stack: Stack, measure: Measure, documents: Documents) -> Iterator[Finding]:
     inputs = stack.batch(documents)
-    plain = _gradients(stack, lambda: _backward(stack, inputs))
-    again = _gradients(stack, lambda: _backward(stack, inputs))
+    plain = gradients_of(stack.modules, lambda: _backward(stack, inputs))
+    again = gradients_of(stack.modules, lambda: _backward(stack, inputs))
     if _apart(plain, again)[0] > measure.bound:
         return
     with _checkpointed(stack) as is_on:
         if not is_on:
             return
-        gradients = _gradients(stack, lambda: _backward(stack, inputs))
+        gradients = gradients_of(stack.modules, lambda: _backward(stack, inputs))
     apart, parameter = _apart(plain, gradients)
     where = _name_of(stack, parameter)
     if apart > measure.bound:
@@ -313,7 +298,7 @@ def _accumulation(stack: Stack, step: Step) -> Iterator[Finding]:
         second = drawn(stack.vocabulary, [len(first)], seed=1)[0]
 
     def of(*batches: Documents) -> Gradients:
-        return _gradients(stack, lambda: guarded(step, list(batches)))
+        return gradients_of(stack.modules, lambda: guarded(step, list(batches)))
 
     whole = of([first, second])
     if not whole:
