@@ -146,6 +146,17 @@ def test_transformers_class_is_attributed_as_the_family_here(tmp_path):
     assert one.logit == pytest.approx(two.logit, abs=1e-5)
 
 
+def test_a_type_without_a_family_here_and_a_compiled_module_are_the_module(tmp_path):
+    """Loaded without a tokenizer."""
+    theirs = random(transformers.OlmoForCausalLM(transformers.OlmoConfig(**SMALL))).float()
+    theirs.save_pretrained(tmp_path)
+    expected = saccade.attribute(theirs, IDS, TARGET, position=ROW)
+    for model in (saccade.models.load(tmp_path), torch.compile(theirs)):
+        found = saccade.attribute(model, IDS, TARGET, position=ROW)
+        assert found.components == expected.components
+        assert torch.allclose(found.contributions, expected.contributions, atol=1e-5)
+
+
 def test_layers_without_attention_go_by_their_path():
     config = transformers.Qwen3NextConfig(
         **{**SMALL, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},

@@ -150,7 +150,7 @@ def _module_of(model: Any) -> nn.Module:
         model = model.lm if hasattr(model, "lm") else model.module
     if isinstance(model, LanguageModel):
         return model.model
-    module: Any = model.module if isinstance(model, TransformersModel) else model
+    module: Any = model.module if isinstance(model, TransformersModel) else getattr(model, "_orig_mod", model)
     return module.get_encoder() if _of_transformers(module) and module.config.is_encoder_decoder else module
 
 
@@ -202,5 +202,5 @@ def _reader(model: Any) -> TextModel | None:
         return model if isinstance(model, TextModel) else None
     try:
         return as_text_model(model)
-    except (FileNotFoundError, TypeError):
+    except (FileNotFoundError, TypeError, ValueError):  # no tokenizer, or one that cannot be read
         return None
