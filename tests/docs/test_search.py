@@ -53,7 +53,7 @@ def site(tmp_path_factory):
         ("reading comprehension", "tasks/answer.html"),
         ("grouped-query attention", "building.html"),
         ("rotary embeddings", "positions.html"),
-        ("attention sinks", "patterns.html"),
+        ("attention sinks", "what-models-show.html"),
         ("exploding gradients", "alarms.html"),
         ("out of memory", "remedies.html"),
         ("fine-tuned", "tasks/remedies.html"),

@@ -379,6 +379,7 @@ def test_variants_show_the_pairs_of_masks():
     assert (pairs["Longformer"] == expected).all()
     assert pairs["Full"].all() and [name for name, found in pairs.items() if found is None] == [
         "Linear",
+        "Gated delta rule",
         "Performer",
         "Linformer",
         "Nyström",

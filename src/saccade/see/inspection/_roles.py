@@ -24,6 +24,7 @@ from ._chance import even_call, shown
 from ._models import TextModel, weights_of, with_progress
 from ._published import as_text_model
 
+LEAST_ROOM = 2  # a token that is repeated once
 FIRST_ROW = 8  # rows before it see so few keys that all weights are large
 WINDOW, WINDOWS = 256, 16
 REPEAT_LENGTH, REPEATS = 48, 8
@@ -84,7 +85,7 @@ def measure_roles(
         ``broad`` is left out there.
 
     Raises:
-        ValueError: a text of fewer than 16 tokens, or without two different words; a context of less than 16 tokens.
+        ValueError: a text of fewer than 16 tokens, or without two different words; a context for less than 2 tokens.
 
     Example:
         >>> from saccade.inspection import measure_roles, open_model
@@ -99,8 +100,8 @@ def measure_roles(
     encoding = model.encode(text[:LONGEST_TEXT])
     if len(encoding.ids) < 2 * FIRST_ROW:
         raise ValueError(f"text: expected at least {2 * FIRST_ROW} tokens to measure roles, got {len(encoding.ids)}")
-    if model.room is not None and model.room < 2 * FIRST_ROW:
-        raise ValueError(f"{model.name}: roles need a context for {2 * FIRST_ROW} tokens of text, it has {model.room}")
+    if model.room is not None and model.room < LEAST_ROOM:
+        raise ValueError(f"{model.name}: roles need a context for {LEAST_ROOM} tokens of text, it has {model.room}")
     pieces = [text[a:b] for a, b in encoding.spans]
     delimiter = torch.tensor([("\n" in piece or bool(piece.strip())) and not _has_letters(piece) for piece in pieces])
     ordinary = sorted({t for t, piece in zip(encoding.ids, pieces, strict=True) if _has_letters(piece)})
