@@ -92,6 +92,16 @@ def causal_padding_of(
     return CausalPadding(directed, rows, keys)
 
 
+def padding_of_step(
+    mask: Mask | Tensor | None, batch: int, length: int, device: torch.device, name: str, reason: str
+) -> CausalPadding:
+    """As `causal_padding_of`, for `length` new tokens behind a state, whose only mask is `Padding(...)`."""
+    seen = causal_padding_of(mask, batch, length, length, device, name, reason)
+    if seen.causal:
+        raise ValueError(f"mask: expected None or Padding(...), since a step is causal already, got {mask!r}")
+    return seen
+
+
 def real_rows(mask: Mask | Tensor | None, Lq: int, Lk: int, device: torch.device) -> Tensor | None:
     """Rows that are queries by a `Padding(queries=...)` in the mask, bool (B or 1, Lq); None if all are.
 

@@ -37,7 +37,7 @@ from .._checks import check_inputs
 from .._masks import Mask
 from .._unknown_arguments import advised
 from ._causal import CHUNK, poison_of, unpoisoned, wide
-from ._causal_padding import CausalPadding, causal_padding_of, real_rows, zero_padding
+from ._causal_padding import CausalPadding, causal_padding_of, padding_of_step, real_rows, zero_padding
 from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits
 
 NAME = "the gated delta rule"
@@ -144,9 +144,7 @@ def gated_delta_step(
     """
     query, key, value, beta, log_alpha = _checked(query, key, value, beta, log_alpha)
     length = key.shape[2]
-    seen = causal_padding_of(mask, query.shape[0], length, length, query.device, NAME, REASON)
-    if seen.causal:
-        raise ValueError(f"mask: expected None or Padding(...), since a step is causal already, got {mask!r}")
+    seen = padding_of_step(mask, query.shape[0], length, query.device, NAME, REASON)
     # Where all new keys are padded their queries still see what is in the state.
     return _continued(
         query, key, value, beta, log_alpha, state, seen._replace(rows=real_rows(mask, length, length, query.device))

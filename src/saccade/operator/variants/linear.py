@@ -27,7 +27,7 @@ from .._checks import check_inputs
 from .._masks import Mask
 from .._unknown_arguments import advised
 from ._causal import LinearState, read_all, read_causally, read_elu_plus_one, read_state, summed, wide
-from ._causal_padding import CausalPadding, causal_padding_of, real_rows, zero_padding
+from ._causal_padding import CausalPadding, causal_padding_of, padding_of_step, real_rows, zero_padding
 from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits
 from ._step_native import quick_step
 from .feature_maps import EluPlusOne, named
@@ -136,9 +136,7 @@ def linear_step(
         raise ValueError(
             f"query has length (axis 2) {query.shape[2]}, expected key's {length}: a step reads new tokens"
         )
-    seen = causal_padding_of(mask, query.shape[0], length, length, query.device, NAME, REASON)
-    if seen.causal:
-        raise ValueError(f"mask: expected None or Padding(...), since a step is causal already, got {mask!r}")
+    seen = padding_of_step(mask, query.shape[0], length, query.device, NAME, REASON)
     # Where all new keys are padded their queries still see what is in the state.
     seen = seen._replace(rows=real_rows(mask, length, length, query.device))
     with without_autocast(query.device):

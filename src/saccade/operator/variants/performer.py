@@ -54,7 +54,7 @@ from ._causal import (
     unpoisoned,
     within,
 )
-from ._causal_padding import CausalPadding, causal_padding_of, zero_padding
+from ._causal_padding import CausalPadding, causal_padding_of, padding_of_step, zero_padding
 from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits
 from ._random_features import (
     check_kind,
@@ -455,9 +455,7 @@ class PerformerAttention(Recurrent):
                 f"key has length (axis 2) {key.shape[2]}, expected query's {length}: a step reads new tokens"
             )
         _check_projection(self.projection, key)
-        seen = causal_padding_of(mask, batch, length, length, query.device, "performer", _NO_PAIRS)
-        if seen.causal:
-            raise ValueError(f"mask: expected None or Padding(...), since a step is causal already, got {mask!r}")
+        seen = padding_of_step(mask, batch, length, query.device, "performer", _NO_PAIRS)
         real = seen.keys if seen.rows is None else seen.rows if seen.keys is None else seen.rows & seen.keys
         with without_autocast(query.device):
             given = _WideInputs.of(query, key, value, CausalPadding(True, real, real), query.shape[3] ** -0.5)
