@@ -188,6 +188,44 @@ def test_tokens_that_are_the_numbers_of_their_places_are_still_tokens():
     assert counted.of("position") != 0 and placeless.of("position") == 0 and placeless.of("token") != 0
 
 
+def test_embeddings_of_types_and_positions_are_no_tokens():
+    """Would catch: a table that all tokens read alike counted as positions. A table of zeros adds nothing."""
+    model = random(transformers.BertForMaskedLM(transformers.BertConfig(**SMALL)))
+    tables = model.bert.embeddings
+    kinds = {"type": tables.token_type_embeddings, "position": tables.position_embeddings}
+    for kind, table in kinds.items():
+        before = saccade.attribute(model, IDS, TARGET, position=ROW)
+        with torch.no_grad():
+            table.weight.zero_()
+        after = saccade.attribute(model, IDS, TARGET, position=ROW)
+        assert before.of(kind) != 0 and after.of(kind) == 0, kind
+
+
+class Torch(nn.Module):
+    """PyTorch's own modules, as people write a language model first; positions are cut from a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(24, HEADS, 37, activation="gelu", batch_first=True, norm_first=True)
+        self.table, self.places = nn.Embedding(31, 24), nn.Parameter(torch.zeros(1, 9, 24))
+        self.layers, self.out = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(24, 31)
+
+    def forward(self, ids):
+        hidden = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], dtype=torch.float64)
+        return self.out(self.layers(self.table(ids) * 24**0.5 + self.places[:, : ids.shape[1]], hidden, is_causal=True))
+
+
+def test_a_model_of_pytorchs_own_modules():
+    model = random(Torch())
+    found = saccade.attribute(model, IDS, TARGET, position=ROW)
+    assert abs(found.remainder) < 1e-12
+    assert [component.kind for component in found.components if component.kind != "head"] == [
+        *("token", "position", "feed_forward", "feed_forward", "biases")
+    ]
+    why = saccade.why_attends(model, IDS, 5, 2, head=(1, 2))
+    assert abs(why.remainder) < 1e-11 and why.of_query[1] != 0
+
+
 def test_half_precision_is_summed_in_single():
     model = random(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))).bfloat16()
     found = saccade.attribute(model, IDS, TARGET, position=ROW)

@@ -135,6 +135,14 @@ def test_every_nth_step():
     assert "3 of 8 steps" in str(seen)
 
 
+def test_another_mode_hides_no_attention_of_pytorchs_module():
+    """`has_torch_function` is true of plain tensors while `torch.device` is a block, which is a mode."""
+    model, x = nn.MultiheadAttention(E, H, batch_first=True).eval(), torch.randn(B, L, E)
+    with torch.device("cpu"), saccade.watch(model) as watched:
+        model(x, x, x)
+    assert len(watched.calls) == 1 and not watched.unobserved
+
+
 def test_skipped_steps_have_no_mode():
     model, modes = Model(1), []
     model.layers[0].norm.register_forward_hook(lambda *_: modes.append(len(_get_current_function_mode_stack())))

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, has_torch_function
+from torch.overrides import TorchFunctionMode
 
 from ._functions import name_of, tensors_in
 
 SDPA = torch._C._nn.scaled_dot_product_attention
+_USUAL = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)  # of tensors and parameters
 _MULTI_HEAD = inspect.unwrap(F.multi_head_attention_forward)
 
 
@@ -86,5 +87,9 @@ class FunctionMode(TorchFunctionMode):
 
 
 def overridden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an argument has a `__torch_function__` of its own."""
-    return has_torch_function([arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)])
+    """Whether an argument has a `__torch_function__` of its own.
+
+    `torch.overrides.has_torch_function` also says so where another mode is on, such as `with torch.device("cpu")`.
+    """
+    kinds = {type(arg) for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)}
+    return any(getattr(kind.__torch_function__, "__func__", kind.__torch_function__) not in _USUAL for kind in kinds)
