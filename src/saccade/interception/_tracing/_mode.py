@@ -21,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 from ._functions import name_of, tensors_in
 
 SDPA = torch._C._nn.scaled_dot_product_attention
-_USUAL = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)  # of tensors and parameters
 _MULTI_HEAD = inspect.unwrap(F.multi_head_attention_forward)
 
 
@@ -92,4 +91,11 @@ def overridden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     `torch.overrides.has_torch_function` also says so where another mode is on, such as `with torch.device("cpu")`.
     """
     kinds = {type(arg) for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)}
-    return any(getattr(kind.__torch_function__, "__func__", kind.__torch_function__) not in _USUAL for kind in kinds)
+    return any(_protocol(kind) not in _USUAL for kind in kinds)
+
+
+def _protocol(kind: Any) -> Any:
+    return getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+
+
+_USUAL = (_protocol(Tensor), torch._C._disabled_torch_function_impl)  # of tensors and parameters
