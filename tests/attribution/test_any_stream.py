@@ -159,16 +159,18 @@ def test_a_type_without_a_family_here_and_a_compiled_module_are_the_module(tmp_p
 
 def test_layers_without_attention_go_by_their_path():
     config = transformers.Qwen3NextConfig(
-        **{**SMALL, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+        **{**SMALL, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
         **dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8),
-        **dict(layer_types=["linear_attention", "full_attention", "linear_attention"]),
+        **dict(layer_types=["linear_attention", "full_attention"] * 2),
         **dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=16),
     )
     torch.manual_seed(3)
     model = transformers.Qwen3NextForCausalLM(config).eval()
     found = saccade.attribute(model, IDS, TARGET, position=ROW)
     assert [str(component) for component in found.components] == [
-        *("token embedding", "head 0.0", "head 0.1", "head 0.2", "head 0.3", "feed-forward 0"),
+        "token embedding",
+        *("head 0.0", "head 0.1", "head 0.2", "head 0.3", "feed-forward 0"),
+        *("head 1.0", "head 1.1", "head 1.2", "head 1.3", "feed-forward 1"),
         *("model.layers.0", "model.layers.2", "biases"),
     ]
     assert found.fixed[1] == "the weights and gates of heads"
@@ -233,6 +235,190 @@ def test_half_precision_is_summed_in_single():
     assert torch.equal(found.contributions, wide.contributions)
 
 
+class Written(nn.Module):
+    """Blocks whose norm, activation, projections and order of modules can be written in another way."""
+
+    def __init__(self, act=nn.functional.relu, norm=None, linear=nn.functional.linear, apart=False, frozen=False):
+        super().__init__()
+        self.table, self.out = nn.Embedding(31, 24), nn.Linear(24, 31)
+        heads = saccade.nn.AttentionConfig(24, heads=HEADS)
+        self.attentions = nn.ModuleList(saccade.nn.MultiHeadAttention(heads) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(24) for _ in range(4))
+        self.ups = nn.ModuleList(nn.Linear(24, 29) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(29, 24) for _ in range(2))
+        self.act, self.linear, self.frozen = act, linear, frozen
+        self.norm = norm or (lambda norm, x: norm(x))
+        self.parts = nn.ModuleList(part(self, n) for n in range(2) for part in ([Attends, Feeds] if apart else [Both]))
+
+    def attend(self, n, x):
+        return x + self.attentions[n](self.norm(self.norms[2 * n], x))
+
+    def feed(self, n, x):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            up = self.linear(self.norm(self.norms[2 * n + 1], x), weight=self.ups[n].weight, bias=self.ups[n].bias)
+            made = self.downs[n](self.act(up))
+        return torch.add(x, other=made)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for part in self.parts:
+            x = part(x)
+        return self.out(x)
+
+
+class Both(nn.Module):
+    def __init__(self, model, n):
+        super().__init__()
+        self.run = lambda x: model.feed(n, model.attend(n, x))
+
+    def forward(self, x):
+        return self.run(x)
+
+
+class Attends(Both):
+    def __init__(self, model, n):
+        super().__init__(model, n)
+        self.run = lambda x: model.attend(n, x)
+
+
+class Feeds(Both):
+    def __init__(self, model, n):
+        super().__init__(model, n)
+        self.run = lambda x: model.feed(n, x)
+
+
+def relu_in_place(h):
+    h.relu_()
+    return h
+
+
+def relu_by_index(h):
+    h[h < 0] = 0
+    return h
+
+
+def squashed(root):
+    return lambda h: h * root(1 + h * h)
+
+
+def by_moments(norm, x):
+    variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+    return (x - mean) / torch.sqrt(variance + norm.eps) * norm.weight + norm.bias
+
+
+def by_squares(norm, x):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * (centred.square().sum(-1, keepdim=True) / 24 + norm.eps) ** -0.5 * norm.weight + norm.bias
+
+
+def by_length(norm, x):
+    centred = x - x.mean(-1, keepdim=True)
+    return nn.functional.normalize(centred, dim=-1) * 24**0.5 * norm.weight + norm.bias
+
+
+WAYS = {
+    "an activation that blocks share": dict(act=nn.ReLU()),
+    "an activation in place": dict(act=relu_in_place),
+    "an activation by its argument's name": dict(act=lambda h: nn.functional.relu(input=h)),
+    "a comparison that chooses": dict(act=lambda h: torch.where(h > 0, h, 0.0)),
+    "a comparison as a factor": dict(act=lambda h: h * (h > 0)),
+    "a comparison as an index": dict(act=relu_by_index),
+    "a comparison that hides": dict(act=lambda h: h.masked_fill(h < 0, 0.0)),
+    "values without their graph": dict(act=lambda h: h * (h.data > 0).to(h.dtype)),
+    "a frozen layer": dict(frozen=True),
+    "norms by moments": dict(norm=by_moments),
+    "norms by squares": dict(norm=by_squares),
+    "norms by length": dict(norm=by_length),
+    "layers in one list": dict(apart=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_model_written_in_another_way_has_the_same_parts(way):
+    """Each way hides something else: what is not linear, a scale, or the layer that something belongs to."""
+    expected = saccade.attribute(random(Written()), IDS, TARGET, position=ROW)
+    found = saccade.attribute(random(Written(**WAYS[way])), IDS, TARGET, position=ROW)
+    assert [str(each) for each in found.components if each.kind not in ("head", "token")] == [
+        *("feed-forward 0", "feed-forward 1", "biases")
+    ]
+    assert found.components == expected.components
+    # LayerNorm's eps is 1e-5 of variances of size 1, and `normalize` has none
+    assert torch.allclose(found.contributions, expected.contributions, atol=1e-3 if way == "norms by length" else 1e-9)
+
+
+def test_a_root_inside_an_activation_is_no_scale():
+    """Held, it would make h / sqrt(1 + h^2) linear, and pass on what the feed-forward layer reads."""
+    ways = (lambda h: h / torch.sqrt(1 + h * h), squashed(torch.rsqrt), squashed(lambda x: x**-0.5), Squash.apply)
+    found = [saccade.attribute(random(Written(act=act)), IDS, TARGET, position=ROW) for act in ways]
+    for other in found[:-1]:
+        assert other.components == found[-1].components
+        assert torch.allclose(other.contributions, found[-1].contributions, atol=1e-9)
+
+
+class Squash(torch.autograd.Function):
+    """h / sqrt(1 + h^2), whose inside no graph shows."""
+
+    @staticmethod
+    def forward(ctx, h):
+        return h / torch.sqrt(1 + h * h)
+
+    @staticmethod
+    def backward(ctx, slope):
+        raise NotImplementedError
+
+
+def test_a_layer_that_runs_twice_is_two_layers():
+    model = random(Written())
+    for n in range(2):
+        model.parts[n].run = model.parts[0].run
+    once = saccade.attribute(model, IDS, TARGET, position=ROW)
+    model.parts = nn.ModuleList([model.parts[0]] * 2)
+    assert saccade.attribute(model, IDS, TARGET, position=ROW).components == once.components
+
+
+class Reads(Written):
+    """A layer behind the last attention moves rows: the logits read heads at two rows."""
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for part in self.parts:
+            x = part(x)
+        return self.out(0.5 * x + torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1])
+
+
+def test_sources_are_those_of_every_row_that_is_read():
+    found = saccade.attribute(random(Reads()), IDS, TARGET, position=ROW)
+    of_heads = torch.tensor([component.kind == "head" for component in found.components])
+    assert torch.allclose(found.sources.sum(1), found.contributions[of_heads], atol=1e-9)
+
+
+class Last(Written):
+    """Logits of the last token alone, as models that generate return them."""
+
+    def forward(self, ids):
+        return super().forward(ids)[:, -1:], None
+
+
+def test_logits_of_the_last_token_are_no_other_ones():
+    found = saccade.attribute(random(Last()), IDS, TARGET)
+    whole = saccade.attribute(random(Written()), IDS, TARGET)
+    assert torch.allclose(found.contributions, whole.contributions, atol=1e-9)
+    with pytest.raises(ValueError, match="position: the model has logits of the last token alone, 6; got 4"):
+        saccade.attribute(random(Last()), IDS, TARGET, position=ROW)
+
+
+def test_a_product_of_two_sums_is_refused():
+    """Held, either factor would be as right as the other."""
+
+    class Squared(Written):
+        def forward(self, ids):
+            x = self.table(ids)
+            return self.out(x * self.parts[0](x))
+
+    with pytest.raises(ValueError, match="could not be found"):
+        saccade.attribute(random(Squared()), IDS, TARGET)
+
+
 class Block(nn.Module):
     def __init__(self, add):
         super().__init__()
@@ -286,3 +472,30 @@ def test_a_run_leaves_a_foreign_model_as_it_was():
     assert model.training and not model.table.weight.requires_grad and model.out.weight.requires_grad
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_one_token_alone_is_not_its_place():
+    """Would catch: the position counted as the token, as both tables are read by the same number."""
+    config = transformers.OPTConfig(
+        **{**SMALL, "num_hidden_layers": 1}, ffn_dim=29, max_position_embeddings=9, word_embed_proj_dim=24
+    )
+    model = random(transformers.OPTForCausalLM(config))
+    found = saccade.attribute(model, torch.tensor([[2]]), TARGET)  # OPT's first place is row 2
+    assert found.of("position") != 0 and found.of("token") != 0
+
+
+def test_a_run_that_fails_while_it_is_recorded_says_so_and_leaves_nothing():
+    class Counts(Written):
+        runs = 0
+
+        def forward(self, ids):
+            self.runs += 1
+            if self.runs > 1:
+                raise KeyError("the second run")
+            return super().forward(ids)
+
+    model = random(Counts()).train()
+    with pytest.raises(ValueError, match=r"a run that records its operations failed, KeyError: 'the second run'"):
+        saccade.attribute(model, IDS, TARGET)
+    assert model.training and all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())

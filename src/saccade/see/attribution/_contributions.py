@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,14 +18,18 @@ from torch import Tensor
 from ...operator._call import ObservedCall
 from ...support._evaluating import evaluating
 from ..inspection import weights_of
+from ..intervention._intervene import NoCall
 from ._components import BIASES, POSITION, TOKEN, TYPE, Component, exact
 from ._input import Input
+from ._nodes import before, in_order
+from ._running_modules import Layers
 from ._runs import edited
-from ._stream import before, graph_of, in_order, node_of, nonlinear, reads
-from ._traced_run import Calls, Enough, Leaf, Made, NoStream, SeenCall, TracedRun, traced
+from ._stream import graph_of, node_of, nonlinear, reads
+from ._traced_run import Calls, Enough, Held, Leaf, Made, NoStream, SeenCall, TracedRun, traced
 
 _OF_OUTPUT = 1e-3  # far above float32's rounding of weights, far below what another kind of attention adds
 _AT_ONCE = 16  # numbers of a readout that go back through the graph together
+_ROWS = 64  # of weights that are computed together
 
 
 class Part(NamedTuple):
@@ -37,7 +41,7 @@ class Part(NamedTuple):
 
 
 class _Summed(NamedTuple):
-    """Shares (D,) by component, and the rounding of their sums (D,): one of float32 for each operation."""
+    """Shares (D,) by component, and the rounding of their sums (D,): one of the run's dtype for each operation."""
 
     shares: dict[Component, Tensor]
     rounding: Tensor
@@ -53,7 +57,7 @@ class Stream:
 
     Attributes:
         out: what the run returned; None if it ended at an attention call.
-        fixed: what is held besides the scales of norms: "hold" (gates), "ratio" (activations).
+        fixed: what is held besides the scales of norms: "gate", or "ratio" and "factor" (activations).
     """
 
     trace: TracedRun
@@ -133,7 +137,7 @@ class Stream:
                     here[component] = here[component] + share if component in here else share
             for component, share in here.items():
                 found.setdefault(component, []).append(share)
-        rounding = torch.finfo(torch.float32).eps * max(self.trace.operations, default=1)  # norms are in float32
+        rounding = self.trace.eps * max(self.trace.operations, default=1)
         biases = found.pop(BIASES)
         ended = torch.cat(biases[1:]) if len(biases) > 1 else biases[0]
         return _Summed(
@@ -158,8 +162,8 @@ class Stream:
         at = bisect.bisect_left(made, True, key=is_wrong)
         return "its output" if at == len(made) else f"{made[at].name} in {made[at].path or 'the model'}"
 
-    def sources(self, readout: Tensor, row: int) -> Tensor:
-        """(N, L) float64: the share of each head in a readout (1,), split over the tokens that `row` reads."""
+    def sources(self, readout: Tensor) -> Tensor:
+        """(N, L) float64: the share of each head in a readout (1,), split over the tokens that are read."""
         parts = {part.heads: part for part in self.parts(readout) if part.heads is not None}
         if not parts:
             raise NoStream("model: no attention call adds to its residual stream; other layers read what heads write")
@@ -167,16 +171,18 @@ class Stream:
         rows = []
         for layer, slope in zip(parts, slopes, strict=True):
             call = self.calls[layer].observed()
-            if call.query.shape[2] != self.ids.shape[1] or call.key.shape[2] != self.ids.shape[1]:
-                raise NoStream(f"model: attention call {layer} is not one from token to token")
-            weights = exact(weights_of(call, rows=[row])[0, :, 0])  # (Hq, L)
-            wanted = exact(slope)[0, 0, :, row]  # (Hq, Dv)
-            grouped = wanted.unflatten(0, (call.value.shape[1], -1))
-            shares = torch.einsum("gld,gnd->gnl", exact(call.value[0]), grouped).flatten(0, 1) * weights
-            whole = (wanted * exact(call.out)[0, :, row]).sum(1)
-            if bool(((shares.sum(1) - whole).abs() > _OF_OUTPUT * (shares.abs().sum(1) + whole.abs())).any()):
-                raise NoStream(f"model: attention call {layer} does not return its values times its weights")
-            rows.append(shares)
+            check_lengths(call, layer, self.ids)
+            wanted = exact(slope)[0, 0]  # (Hq, L, Dv)
+            found = torch.zeros(len(wanted), self.ids.shape[1], dtype=torch.float64)
+            for some in wanted.any(0).any(1).nonzero()[:, 0].split(_ROWS):
+                weights = exact(weights_of(call, rows=some.tolist())[0])  # (Hq, R, L)
+                grouped = wanted[:, some].unflatten(0, (call.value.shape[1], -1))
+                shares = torch.einsum("gld,gnrd->gnrl", exact(call.value[0]), grouped).flatten(0, 1) * weights
+                whole = (wanted * exact(call.out)[0])[:, some].sum(-1)  # (Hq, R)
+                if bool(((shares.sum(-1) - whole).abs() > _OF_OUTPUT * (shares.abs().sum(-1) + whole.abs())).any()):
+                    raise NoStream(f"model: attention call {layer} does not return its values times its weights")
+                found += shares.sum(1)
+            rows.append(found)
         return torch.cat([rows[at] for at in sorted(range(len(rows)), key=list(parts).__getitem__)])
 
     def _slopes(self, readout: Tensor, parts: Sequence[Part]) -> Iterator[tuple[Tensor, ...]]:
@@ -216,75 +222,96 @@ class _Names:
         self._ids = stream.ids
         leaves = stream.trace.leaves
         self._first = next((leaf for leaf in leaves if leaf.kind == "read" and reads(leaf, stream.ids)), None)
-        blocks = [_block(call.path) for call in stream.calls]
-        self._blocks = {block: layer for layer, block in enumerate(blocks)} if len(set(blocks)) == len(blocks) else None
+        places = [leaf.place for leaf in leaves if leaf.kind == "cut"]
+        self._layers = Layers([call.within for call in stream.calls], places)
 
     def __call__(self, leaf: Leaf) -> Component:
         if leaf.kind == "added":
-            return POSITION if _by_row(leaf.tensor, self._ids) else BIASES
+            return POSITION if _by_row(leaf, self._ids.shape[1]) else BIASES
         if leaf.kind == "read":
             return self._table(leaf)
         if leaf.kind == "head":
             return Component("head", leaf.call)
-        block = _block(leaf.path)
-        if self._blocks is None:
-            return Component("feed_forward", max(0, leaf.calls - 1))
-        return (
-            Component("feed_forward", self._blocks[block]) if block in self._blocks else Component(block or leaf.path)
-        )
+        layer = self._layers(leaf.place)
+        return Component(layer) if isinstance(layer, str) else Component("feed_forward", layer)
 
     def _table(self, leaf: Leaf) -> Component:
         """Tokens may be the numbers of their places: the first table that is read by them is that of tokens."""
-        if leaf.read_by is None:
+        index, first = leaf.read_by, self._first
+        if index is None:
             return POSITION if leaf.tensor.shape[-2:-1] == self._ids.shape[-1:] else TYPE
-        counts = bool((leaf.read_by.flatten() == torch.arange(leaf.read_by.numel(), device=leaf.read_by.device)).all())
-        if reads(leaf, self._ids) and (leaf is self._first or not counts):
-            return TOKEN
-        same = bool((leaf.read_by == leaf.read_by.flatten()[0]).all())
-        return TYPE if same and (leaf.read_by.numel() > 1 or leaf.rows < 5) else POSITION
+        counts = bool((index.flatten() == torch.arange(index.numel(), device=index.device)).all())
+        if reads(leaf, self._ids) and (leaf is first or not counts):
+            alone = index.numel() == 1 and first is not None and leaf.rows != first.rows
+            return POSITION if alone else TOKEN
+        same = bool((index == index.flatten()[0]).all())
+        return TYPE if same and (index.numel() > 1 or leaf.rows < 5) else POSITION
 
 
-def _by_row(tensor: Tensor, ids: Tensor) -> bool:
-    """Whether a constant differs from token to token."""
-    return tensor.dim() >= 2 and tensor.shape[-2] == ids.shape[-1] > 1 and tensor.numel() > tensor.shape[-2]
+def _by_row(leaf: Leaf, length: int) -> bool:
+    """Whether a constant differs from token to token: it is added to (1, L, E), and has such rows itself."""
+    rows = leaf.tensor.shape[-2:]
+    fits = length > 1 and rows == leaf.to[-2:] and leaf.to[:-2] in ((), (1,))
+    return fits and rows[0] == length and leaf.tensor.numel() == rows.numel()
 
 
-def _block(path: str) -> str:
-    """The path of the repeated layer: up to the first number; "" outside of layers."""
-    names = path.split(".")
-    at = next((at for at, name in enumerate(names) if name.isdigit()), None)
-    return "" if at is None else ".".join(names[: at + 1])
-
-
-def stream_of(given: Input, ends: Callable[[TracedRun, Any], Sequence[Tensor]], **more: Any) -> Stream:
+def stream_of(
+    given: Input,
+    ends: Callable[[TracedRun, Any], Sequence[Tensor]],
+    *,
+    until: int | None = None,
+    row: int | None = None,
+) -> Stream:
     """Run the model twice, so that the tensors chosen by `ends` are linear in what is added to the stream.
 
-    `more` are arguments of `traced`.
+    Args:
+        until: as in `traced`.
+        row: the only one of which logits are computed.
 
     Raises:
         NoStream: no such stream was found.
     """
-    with evaluating(given.module), _told():
-        first, out = traced(given.module, given.run, **more)
-        held = nonlinear(first, ends(first, out), given.ids)
-        operations = {number: first.operations[number] for number in held}
-        del first, out
-        second, out = traced(given.module, given.run, held=held, **more)
+
+    def run(held: Mapping[int, Held]) -> tuple[TracedRun, Any]:
+        trace = TracedRun(held, given.ids, row, () if row is None else given.tables)
+        return traced(given.module, given.run, trace, until=until)
+
+    with evaluating(given.module), _with_calls():
+        try:
+            first, out = run({})
+            held = nonlinear(first, ends(first, out), given.ids)
+            operations = {number: first.operations[number] for number in held}
+            del first, out
+            second, out = run(held)
+        except (NoStream, NoCall):
+            raise
+        except Exception as error:  # the model alone has run before
+            raise NoStream(
+                f"model: a run that records its operations failed, {type(error).__name__}: {error}; expected "
+                "operations that can be differentiated"
+            ) from error
     if any(second.operations.get(number) != operations[number] for number in held):
         raise NoStream("model: it does something else in a second run of the same text")
     return Stream(second, out, given.ids, frozenset(each.kind for each in held.values()) - {"cut"})
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _with_calls() -> Iterator[None]:
     """A block whose error for a model without attention calls says that there is nothing to split."""
     try:
         yield
-    except ValueError as error:
-        none, _, why = str(error).partition("there are none")
-        if not none.startswith("intervene: no attention call"):
+    except NoCall as error:
+        if error.there:
             raise
-        raise NoStream(f"model: no call of softmax attention was seen, so there are no weights to split{why}") from None
+        raise NoStream(
+            f"model: no call of softmax attention was seen, so there are no weights to split{error.lost}"
+        ) from None
+
+
+def check_lengths(call: ObservedCall, layer: int, ids: Tensor) -> None:
+    """NoStream for an attention call between other rows than the tokens, such as patches, or blocks of them."""
+    if call.query.shape[2] != ids.shape[1] or call.key.shape[2] != ids.shape[1]:
+        raise NoStream(f"model: attention call {layer} is not one from token to token")
 
 
 def observed(given: Input, see: Callable[[int, ObservedCall], None], *, until: int | None = None) -> None:
@@ -297,7 +324,7 @@ def observed(given: Input, see: Callable[[int, ObservedCall], None], *, until: i
         if layer == until:
             raise Enough
 
-    with evaluating(given.module), torch.no_grad(), _told(), edited(given.module, Calls(seen)), suppress(Enough):
+    with evaluating(given.module), torch.no_grad(), _with_calls(), edited(given.module, Calls(seen)), suppress(Enough):
         given.run()
 
 

@@ -6,6 +6,7 @@ Shape legend: L tokens with the special ones, V vocabulary.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +53,18 @@ class Input:
     words: list[Word] | None
     reader: TextModel | None
     causal: bool
+
+    @property
+    def tables(self) -> list[Tensor]:
+        """(V, E), products with which make the logits, as far as that is known."""
+        if _of_transformers(self.module):
+            made_by = self.module.get_output_embeddings()  # type: ignore[operator]
+            return [] if made_by is None else [made_by.weight]
+        if not isinstance(self.module, TextDecoder | TextEncoder):
+            return []
+        count = _vocabulary(self.module)
+        named = self.module.named_parameters()
+        return [each for name, each in named if len(each) == count and not re.search(r"\.\d", name)]
 
     def written(self, token: int) -> str:
         """The text of a token; without a tokenizer its number."""
@@ -128,10 +141,19 @@ def _run(module: Any, ids: Tensor) -> Any:
     return module(input_ids=ids, **({"use_cache": False} if has_cache else {}))
 
 
-def logits_of(out: Any, row: int) -> Tensor:
-    """(V,) of a row, of what `Input.run` returned; a run may have computed no other row."""
-    logits = out if isinstance(out, Tensor) else out.logits
-    return logits[0, row if logits.shape[1] > 1 else 0]
+def logits_of(out: Any, row: int, length: int, *, sliced: bool = False) -> Tensor:
+    """(V,) of a row, of what `Input.run` returned; `sliced`: if it has one row, it is this one, and not the last.
+
+    Raises:
+        ValueError: logits of another shape; another row of a model that returns the last one alone.
+    """
+    found = out[0] if isinstance(out, (tuple, list)) and out else getattr(out, "logits", out)
+    if not isinstance(found, Tensor) or found.dim() != 3 or found.shape[1] not in (1, length):
+        came = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(f"model: expected logits (1, {length}, vocabulary), or those of the last token, got {came}")
+    if found.shape[1] < length and row != length - 1 and not sliced:
+        raise ValueError(f"position: the model has logits of the last token alone, {length - 1}; got {row}")
+    return found[0, row if found.shape[1] == length else 0]
 
 
 def _text_model(model: Any) -> TextModel:

@@ -172,18 +172,19 @@ def attributed(
     if given.no_logits:
         raise ValueError(f"model: {given.no_logits}")
     row = _default_place(given) if position is None else given.place("position", position)
+    length = given.ids.shape[1]
     with evaluating(given.module), torch.no_grad():
-        logits = exact(logits_of(given.run(), row))
+        logits = exact(logits_of(given.run(), row, length))
     chosen = int(logits.argmax()) if target is None else _token(given, "target", target, len(logits))
     other = None if against is None else _token(given, "against", against, len(logits))
     logit = float(logits[chosen] - (0.0 if other is None else logits[other]))
 
     def readout(out: Any) -> Tensor:
-        ours = logits_of(out, row)
+        ours = logits_of(out, row, length, sliced=True)
         return (ours[chosen] if other is None else ours[chosen] - ours[other])[None]
 
-    stream = stream_of(given, lambda trace, out: [readout(out)], row=row, vocabulary=len(logits))
-    shares = stream.shares(readout(stream.out), expected=torch.tensor([logit]))
+    stream = stream_of(given, lambda trace, out: [readout(out)], row=row)
+    shares = stream.shares(readout(stream.out), expected=torch.tensor([logit], dtype=torch.float64))
     return Attribution(
         pieces=given.pieces,
         labels=given.labels,
@@ -195,7 +196,7 @@ def attributed(
         probability=float(logits.softmax(0)[chosen]),
         components=tuple(shares),
         contributions=torch.cat(list(shares.values())),
-        sources=stream.sources(readout(stream.out), row),
+        sources=stream.sources(readout(stream.out)),
         logit=logit,
         fixed=_fixed(stream),
     )
@@ -232,6 +233,6 @@ def _token(given: Input, name: str, wanted: int | str, vocabulary: int) -> int:
 def _fixed(stream: Stream) -> tuple[str, ...]:
     return (
         "the scales of norms",
-        "the weights and gates of heads" if "hold" in stream.fixed else "the weights of heads",
-        *(["activations after the last layer, as a factor of each feature"] if "ratio" in stream.fixed else []),
+        "the weights and gates of heads" if "gate" in stream.fixed else "the weights of heads",
+        *(["activations after the last layer, as a factor of each feature"] if stream.fixed - {"gate"} else []),
     )

@@ -43,8 +43,9 @@ def attribute(
 
     Probabilities depend only on differences of logits, so `against` another token often says more.
 
-    Cost: three forwards and one backward pass through what is added up; the memory of training on the text, without
-    the graph of attention. A model in half precision is copied to float32.
+    Cost: three forwards, and two backward passes through what is added up; the memory of training on the text, without
+    the graph of attention. A model in half precision is copied to float32. Meanwhile no other thread may run the model:
+    its parameters require no gradient.
 
     Args:
         model: a language model of Saccade, a text model of `saccade.models.load`, the result of
@@ -95,7 +96,8 @@ def why_attends(
     A weight depends on differences between the logits of one row: a part that all keys share changes no weight. So
     `against` another key often says more; the difference is log(weight / weight there).
 
-    Cost: two forwards and one backward pass for each number of the query and the key, up to the head's layer.
+    Cost: three to five forwards, all but the one or two that look for the head up to its layer, and one backward pass
+    for each number of the query and the key.
 
     Args:
         model: as in `attribute`, also one without a head, and the encoder of an encoder-decoder.

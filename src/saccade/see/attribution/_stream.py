@@ -15,50 +15,23 @@ Shape legend: as in `_traced_run.py`.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ._nodes import before, in_order, name_of
 from ._traced_run import Held, Leaf, Made, NoStream, TracedRun
 
 _LINEAR = frozenset(
-    "AccumulateGrad Add Addmm Alias AsStrided Baddbmm Bmm Cat Clone ConstantPadNd Convolution Copy CopySlices Cumsum "
-    "Diagonal Div Dot Expand Flip Gather Index IndexAdd IndexCopy IndexPut IndexSelect Lerp Linear MaskedFill Mean "
-    "MkldnnLinear Mm Mul Mv Neg Permute Repeat RepeatInterleave ReshapeAlias Roll Rsub Scatter ScatterAdd Select "
+    "AccumulateGrad Add Addmm Alias AsStrided Baddbmm Bmm Cat Clone ConstantPadNd Convolution CopyBackwards CopySlices "
+    "Cumsum Diagonal Div Dot Expand Flip Gather Index IndexAdd IndexCopy IndexPut IndexSelect Lerp Linear MaskedFill "
+    "Mean MkldnnLinear Mm Mul Mv Neg Permute Repeat RepeatInterleave ReshapeAlias Roll Rsub Scatter ScatterAdd Select "
     "SelectScatter Slice SliceScatter Split SplitWithSizes Squeeze Stack Sub Sum T ToCopy Transpose Tril Triu Unbind "
     "Unfold UnsafeView Unsqueeze View ViewAsComplex ViewAsReal Where".split()
 )
-_ACTIVATIONS = frozenset(
-    "Elu Gelu Hardswish Hardtanh LeakyRelu Mish Relu Sigmoid Silu Softplus Tanh ThresholdBackward".split()
-)
+_ACTIVATIONS = frozenset("Elu Gelu Hardswish Hardtanh LeakyRelu Mish Relu Sigmoid Silu Softplus Tanh Threshold".split())
 _PRODUCTS = frozenset("Mul Div Mm Addmm Bmm Baddbmm Mv Dot Convolution".split())
-
-
-def name_of(node: Any) -> str:
-    """ "Add" for AddBackward0."""
-    return re.sub(r"(Backward\d*)?$", "", type(node).__name__.rpartition(".")[2], count=1)
-
-
-def before(node: Any) -> list[Any]:
-    """The nodes of the operands that have a graph."""
-    return [each for each, _ in node.next_functions if each is not None]
-
-
-def in_order(ends: Sequence[Any], stop: Callable[[Any], bool] = lambda node: False) -> list[Any]:
-    """All nodes that the ends come from, each after those it comes from; nodes where `stop` holds have no past."""
-    done: dict[Any, None] = {}
-    open_nodes = [(node, False) for node in ends]
-    while open_nodes:
-        node, ready = open_nodes.pop()
-        if ready:
-            done[node] = None
-        elif node not in done:
-            open_nodes.append((node, True))
-            if not stop(node):
-                open_nodes += [(each, False) for each in before(node) if each not in done]
-    return list(done)
 
 
 def factors(node: Any) -> list[Any]:
@@ -97,7 +70,7 @@ def nonlinear(trace: TracedRun, ends: Sequence[Tensor], ids: Tensor) -> dict[int
     nodes = in_order([graph_of(end) for end in ends])
     spine: dict[Any, Held] = {}
     for _ in range(len(nodes)):
-        found, held = _linear_sources(nodes, leaf_of, heads, heads | added, spine)
+        found, held = _linear_sources(trace, nodes, leaf_of, heads, heads | added, spine)
         whole = _NOTHING
         for end in ends:
             whole |= found[graph_of(end)]
@@ -105,9 +78,10 @@ def nonlinear(trace: TracedRun, ends: Sequence[Tensor], ids: Tensor) -> dict[int
             decided = {node: held.get(node, Held("cut")) for node in whole.ends}
             return _by_number(trace, {**decided, **spine, **held}, found, added)
         way = next(iter(whole.ends), None)
-        if len(whole.ends) != 1 or not (name_of(way) in _ACTIVATIONS or len(factors(way)) == 2):
+        held_there = None if len(whole.ends) != 1 else _on_the_spine(trace, way, found, added)
+        if held_there is None:
             break
-        spine[way] = _on_the_spine(way, found)
+        spine[way] = held_there
     where = ", ".join(sorted({_said(trace, node) for node in list(whole.ends)[:3]})) or "the embedding"
     raise NoStream(
         "model: its residual stream could not be found: nothing that is added up leads back to the embedding; it ends "
@@ -116,7 +90,12 @@ def nonlinear(trace: TracedRun, ends: Sequence[Tensor], ids: Tensor) -> dict[int
 
 
 def _linear_sources(
-    nodes: list[Any], leaf_of: dict[Any, int], heads: frozenset[int], kept_apart: frozenset[int], spine: dict[Any, Held]
+    trace: TracedRun,
+    nodes: list[Any],
+    leaf_of: dict[Any, int],
+    heads: frozenset[int],
+    kept_apart: frozenset[int],
+    spine: dict[Any, Held],
 ) -> tuple[dict[Any, _Sources], dict[Any, Held]]:
     """The sources of each node, and gates that are held."""
     found: dict[Any, _Sources] = {}
@@ -135,11 +114,11 @@ def _linear_sources(
                 for each in operands
             ]
             if sum(of_heads) == 1:
-                held[node] = Held("hold", of_heads.index(False))
+                held[node] = Held("gate", of_heads.index(False))
                 found[node] = found[operands[of_heads.index(True)]]
             else:
                 found[node] = _Sources(frozenset(), frozenset([node]))
-        elif name_of(node) in _LINEAR and not _divides(node):
+        elif name_of(node) in _LINEAR and not _divides(node) and not _has_detached(trace, node):
             sources = _NOTHING
             for each in before(node):
                 sources |= found[each]
@@ -153,13 +132,21 @@ def _divides(node: Any) -> bool:
     return name_of(node) == "Div" and node.next_functions[0][0] is None
 
 
-def _on_the_spine(node: Any, sources: dict[Any, _Sources]) -> Held:
-    """The ratio of an activation or softcap that everything passes through, or one factor of a product."""
+def _has_detached(trace: TracedRun, node: Any) -> bool:
+    made = trace.made.get(node)
+    return made is not None and made.detached
+
+
+def _on_the_spine(trace: TracedRun, node: Any, sources: dict[Any, _Sources], added: frozenset[int]) -> Held | None:
+    """The ratio of an activation or softcap that everything passes through, or one factor of a product.
+
+    None for other operations, and for a product of two tensors that are both linear in what is added.
+    """
     operands = factors(node)
     if len(operands) == 2:
-        linear = [bool(sources[each].leaves) for each in operands]
-        return Held("hold", linear.index(False) if sum(linear) == 1 else 1)
-    return Held("ratio")
+        linear = [bool(sources[each].leaves - added) for each in operands]
+        return None if all(linear) else Held("factor", 1 - linear.index(True) if any(linear) else 1)
+    return Held("ratio") if name_of(node) in _ACTIVATIONS or _has_detached(trace, node) else None
 
 
 def _by_number(

@@ -1,6 +1,6 @@
 """One run of any model, kept as a graph in which scales are fixed and everything that is added is a leaf.
 
-The scale of a norm is held at its value, whatever code computes it: results of square roots and of norms are detached,
+The scale of a norm is held at its value, whatever code computes it: norms, and roots of means and sums, are detached,
 and F.layer_norm and F.rms_norm are computed by their formulas. Embeddings, the outputs of attention calls, biases and
 other constants that are added to the stream become leaves of the graph. What `_stream.py` found to be nonlinear is cut
 or held in a second run.
@@ -10,26 +10,39 @@ Shape legend: L tokens, E model width, Hq / Hkv query and key-value heads, D / D
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...operator._call import AttentionCall, ObservedCall
 from ..intervention._edit import CallPart, CallPlace, Edit
+from ._nodes import before, name_of
+from ._running_modules import Entry, Place, following
 from ._runs import ALL, edited
 
-_SCALES = frozenset("rsqrt sqrt norm vector_norm std var std_mean var_mean reciprocal".split())
-_ROOTS = frozenset("pow __pow__".split())  # with a fraction or a negative number as the exponent
+_SPREADS = frozenset("norm vector_norm std var std_mean var_mean".split())
+_ROOTS = frozenset("rsqrt sqrt reciprocal".split())
+_POWERS = frozenset("pow __pow__".split())  # with a fraction or a negative number as the exponent
+_REDUCTIONS = frozenset("Mean Sum Var Std VarMean StdMean Norm LinalgVectorNorm Amax Max".split())
+_OF_EACH = frozenset(
+    "Abs Add Alias Clamp ClampMin Clone Div Expand Log Maximum Mul Neg Pow ReshapeAlias Rsub Sqrt Squeeze Sub ToCopy "
+    "UnsafeView Unsqueeze View".split()
+)
 _SUMS = frozenset("add add_ __add__ __radd__ __iadd__ sub sub_ __sub__ __rsub__ __isub__ rsub subtract".split())
-_JOINS = frozenset("cat concat stack where masked_fill".split())
+_JOINS = frozenset("cat concat stack where masked_fill masked_fill_ lerp copy_".split())
 _ADDED_FIRST = frozenset("addmm baddbmm addbmm".split())
 _WITH_BIAS = frozenset("linear conv1d conv2d".split())
 _READS = frozenset("embedding index_select __getitem__".split())
+_NEW = re.compile(r"new_.*|.*_like|new")  # tensors that share a shape with another one, not its values
+_LIKE = frozenset("to type_as expand_as view_as reshape_as".split())  # of which the first operand alone has values
+_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 class NoStream(ValueError):
@@ -40,32 +53,38 @@ class Leaf(NamedTuple):
     """A tensor of the graph without a past.
 
     Attributes:
-        kind: "read" from a table of `rows` by `read_by`, "added" (a constant), "head" (the output of the attention call
-            number `call`) or "cut" (the output of a nonlinear operation).
-        path: of the module that made it.
+        kind: "read" from a table of `rows` by `read_by`, "added" to a tensor of shape `to` (a constant), "head" (the
+            output of the attention call number `call`) or "cut" (the output of a nonlinear operation).
+        place: of the operation that made it.
     """
 
     kind: str
     tensor: Tensor
-    path: str
+    place: Place
     read_by: Tensor | None = None
     rows: int = 0
     call: int | None = None
-    calls: int = 0  # attention calls before it
+    to: tuple[int, ...] = ()
 
 
 class Made(NamedTuple):
-    """The result of an operation: its number in the run, name and module, and the state of the tensor."""
+    """The result of an operation: its number in the run, name and module, and the state of the tensor.
+
+    `detached`: whether an operand is computed from the stream, but has no graph: a comparison, or what a frozen layer
+    makes. Then the result is no linear function of the stream.
+    """
 
     number: int
     name: str
     path: str
     tensor: Tensor
     version: int
+    detached: bool
 
 
 class Held(NamedTuple):
-    """The action of a second run at an operation: "cut", "ratio" (of output and input), or "hold" with an operand."""
+    """The action of a second run at an operation: "cut", "ratio" (of output and input), or an operand that is held:
+    "gate" on the output of heads, "factor" of everything else."""
 
     kind: str
     operand: int = 0
@@ -78,6 +97,7 @@ class SeenCall(NamedTuple):
     path: str
     call: AttentionCall
     out: Tensor
+    within: tuple[Entry, ...] = ()
 
     def graph(self, name: str) -> Tensor:
         """Its "query" or "key" with the graph of the model."""
@@ -100,25 +120,34 @@ class Enough(Exception):
 
 @dataclass(eq=False)
 class TracedRun(TorchFunctionMode):
-    """The graph of one run. `run` makes it.
+    """The graph of one run. `traced` makes it.
 
     Attributes:
+        ids: (1, L) that the model reads.
+        row: the only row of which logits are computed, or None.
+        tables: (V, E), products with which make the logits.
+        embeddings: weights of embeddings of the model.
         leaves: in the order in which they came.
         made: by node of the graph.
         calls: the attention calls.
         operations: the name and module of each operation, by number.
         scaled: the paths of modules whose scales were fixed.
+        eps: the coarsest rounding of the numbers of the graph.
     """
 
     held: Mapping[int, Held]
+    ids: Tensor
+    row: int | None = None
+    tables: Sequence[Tensor] = ()
+    embeddings: Sequence[Tensor] = ()
     leaves: list[Leaf] = field(default_factory=list)
     made: dict[Any, Made] = field(default_factory=dict)
     calls: list[SeenCall] = field(default_factory=list)
     operations: dict[int, tuple[str, str]] = field(default_factory=dict)
     scaled: set[str] = field(default_factory=set)
-    row: int | None = None  # the only row of which logits are computed
-    vocabulary: int | None = None  # rows of the table of tokens
-    _paths: list[str] = field(default_factory=lambda: [""])
+    eps: float = torch.finfo(torch.float64).eps
+    running: list[Entry] = field(default_factory=list)
+    _detached: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
     _count: int = 0
 
     def __post_init__(self) -> None:
@@ -127,30 +156,78 @@ class TracedRun(TorchFunctionMode):
     @property
     def path(self) -> str:
         """The path of the innermost running module."""
-        return self._paths[-1]
+        return self.running[-1].path if self.running else ""
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if name in ("__get__", "__set__", "size", "dim", "stride"):
+        if name in ("size", "dim", "stride", "__set__"):
             return func(*args, **kwargs)
-        if name in _READS and args and not _reaches(args):
-            return self._looked_up(name, func(*args, **kwargs), args, kwargs)
-        if not (_reaches(args) or _reaches(kwargs.values())):
-            return func(*args, **kwargs)
+        given = args[:1] if name in _LIKE else [*args, *kwargs.values()]
+        if name == "__get__":
+            return self._attribute(func, args)
+        if not any(each.requires_grad for each in tensors(given)):
+            if name in _READS and args:
+                return self._looked_up(name, func(*args, **kwargs), args, kwargs)
+            return self._without_graph(name, given, func(*args, **kwargs))
         self._count += 1
         number, held = self._count, self.held.get(self._count)
         self.operations[number] = name, self.path
-        if held is not None and held.kind == "hold":
+        detached = any(self._has_lost(each) and not _is_integer(each) for each in tensors(given))
+        if held is not None and held.kind in ("gate", "factor"):
             args = _with_operand_held(args, held.operand)
-        out = self._computed(func, name, args, kwargs)
-        if held is not None and held.kind == "cut":
-            out = self._leaf("cut", out)
-        elif held is not None and held.kind == "ratio":
-            out = _as_factor(args[0], out)
-        for each in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(each, Tensor) and each.grad_fn is not None:
-                self.made.setdefault(each.grad_fn, Made(number, name, self.path, each, each._version))
+        ends = held is not None and held.kind in ("cut", "ratio")
+        x = next(each for each in tensors(given) if each.requires_grad)
+        x = x.clone() if ends else x  # it may be written to
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not ends):
+            out = self._computed(func, name, args, kwargs)
+        wrote = args[0] if out is None or (args and out is args[0]) else None
+        if ends:
+            assert held is not None
+            out = self._replaced(out, wrote, x if held.kind == "ratio" else None)
+        elif not torch.is_grad_enabled():
+            self._lose(name, [out])
+        for each in tensors([out, wrote]):
+            if each.grad_fn is not None:
+                self.made.setdefault(
+                    each.grad_fn, Made(number, name, self.path, each, each._version, detached and name not in _SUMS)
+                )
+                if each.is_floating_point():
+                    self.eps = max(self.eps, torch.finfo(each.dtype).eps)
         return out
+
+    def _attribute(self, func: Any, args: Sequence[Any]) -> Any:
+        out = func(*args)
+        if isinstance(out, Tensor) and (self._has_lost(args[0]) or (args[0].requires_grad and func == _DATA)):
+            self._detached[out] = True
+        return out
+
+    def _without_graph(self, name: str, given: Sequence[Any], out: Any) -> Any:
+        """Remember what is computed from tensors that lost their graph."""
+        if any(map(self._has_lost, tensors(given))):
+            self._lose(name, [out, *given[:1]] if out is None or name.endswith("_") else [out])
+        return out
+
+    def _has_lost(self, tensor: Tensor) -> bool:
+        return not tensor.requires_grad and tensor in self._detached
+
+    def _lose(self, name: str, out: Sequence[Any]) -> None:
+        if not _NEW.fullmatch(name):
+            for each in tensors(out):
+                if not each.requires_grad:
+                    self._detached[each] = True
+
+    def _replaced(self, out: Any, wrote: Tensor | None, x: Tensor | None) -> Any:
+        """The result of a nonlinear operation as a leaf, or as the product of `x` and a fixed ratio."""
+
+        def new(each: Any) -> Any:
+            if not isinstance(each, Tensor) or not each.is_floating_point():
+                return each
+            return self._leaf("cut", each) if x is None else _as_factor(x, each)
+
+        if wrote is not None:
+            wrote.copy_(new(wrote))
+            return out
+        return type(out)(map(new, out)) if type(out) in (tuple, list) else new(out)
 
     def _computed(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if name in ("layer_norm", "rms_norm"):
@@ -158,40 +235,70 @@ class TracedRun(TorchFunctionMode):
             return self._normed(name, *args, **kwargs)
         if name == "batch_norm":
             return self._batch_normed(*args, **kwargs)
-        if name in _SCALES or (name in _ROOTS and _is_root(args)):
+        if name == "normalize":
             self.scaled.add(self.path)
-            return _detached(func(*args, **kwargs))
-        if name == "linear":
-            args = self._last_rows(args)
-        if name in _WITH_BIAS and (bias := kwargs.pop("bias", args[2] if len(args) > 2 else None)) is not None:
-            args, kwargs = (args[:2], kwargs) if len(args) < 3 else ((*args[:2], None, *args[3:]), kwargs)
-            out = func(*args, **kwargs)
+            return _of_length_1(*args, **kwargs)
+        if name in _SPREADS or ((name in _ROOTS or (name in _POWERS and _is_root(args))) and self._is_of_all(args[0])):
+            self.scaled.add(self.path)
+            return _scale_detached(func(*args, **kwargs))
+        if name in _WITH_BIAS:
+            x, weight, bias, *more = _named(args, kwargs, "input", "weight", "bias")
+            x = self._last_rows(x, weight) if name == "linear" else x
+            out = func(x, weight, None, *more, **kwargs)
+            if bias is None:
+                return out
             shape = (-1, *[1] * (0 if name == "linear" else out.dim() - 2))
-            return out + self._leaf("added", bias.view(shape))
+            return out + self._leaf("added", bias.view(shape), to=out.shape)
         if name in _SUMS or name in _JOINS:
-            args = self._constants_as_leaves(args, numbers=name in _SUMS)
+            args, kwargs = self._constants_as_leaves(name, args, kwargs)
         elif name in _ADDED_FIRST:
-            args = [*self._constants_as_leaves(args[:1], numbers=False), *args[1:]]
-        return func(*args, **kwargs)
+            args = [*self._constants_as_leaves(name, args[:1], {})[0], *args[1:]]
+        elif name == "__setitem__":
+            args = [*args[:2], *self._constants_as_leaves(name, args[2:], {})[0]]
+        out = func(*args, **kwargs)
+        self._lose(name, [out])
+        return out
 
-    def _last_rows(self, args: Sequence[Any]) -> Sequence[Any]:
+    def _is_of_all(self, x: Tensor) -> bool:
+        """Whether x is a mean, a sum or a variance of features, or is made of one, number by number."""
+        open_nodes: list[Any] = [x.grad_fn]
+        seen: set[Any] = set()
+        while open_nodes and len(seen) < 16:
+            node = open_nodes.pop()
+            made = self.made.get(node)
+            if node in seen or (made is not None and made.tensor.numel() != x.numel()):
+                continue
+            seen.add(node)
+            if name_of(node) in _REDUCTIONS:
+                return True
+            if name_of(node) in _OF_EACH:
+                open_nodes += before(node)
+        return False
+
+    def _last_rows(self, x: Tensor, weight: Tensor) -> Tensor:
         """Only one row of the product with the table of all tokens: logits of a long text would fill memory."""
-        x, weight, *more = args
-        outside = not any(part.isdigit() for part in self.path.split("."))
-        if self.row is None or not outside or weight.shape[0] != self.vocabulary or x.dim() != 3:
-            return args
-        return x[:, self.row : self.row + 1], weight, *more
+        whole = self.row is None or x.dim() != 3 or x.shape[1] != self.ids.shape[1]
+        if whole or not any(weight is table for table in self.tables):
+            return x
+        assert self.row is not None
+        return x[:, self.row : self.row + 1]
 
     def _normed(
-        self, name: str, x: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: Any = None, **more: Any
+        self,
+        name: str,
+        input: Tensor,
+        normalized_shape: Any,
+        weight: Any = None,
+        bias: Any = None,
+        eps: Any = None,
+        *_: Any,
     ) -> Tensor:
         """F.layer_norm(x, shape, weight, bias, eps) or F.rms_norm(x, shape, weight, eps) with a fixed scale."""
         if name == "rms_norm":
             bias, eps = None, bias if eps is None else eps
-            eps = torch.finfo(x.dtype).eps if eps is None else eps
-        weight, bias = more.get("weight", weight), more.get("bias", bias)
-        axes = tuple(range(-len(shape), 0))
-        centred = x if name == "rms_norm" else x - x.mean(axes, keepdim=True)
+            eps = torch.finfo(input.dtype).eps if eps is None else eps
+        axes = tuple(range(-len(normalized_shape), 0))
+        centred = input if name == "rms_norm" else input - input.mean(axes, keepdim=True)
         scale = (centred.detach().square().mean(axes, keepdim=True) + (1e-5 if eps is None else eps)).rsqrt()
         out = centred * (scale if weight is None else scale * weight)
         return out if bias is None else out + self._leaf("added", bias)
@@ -208,31 +315,52 @@ class TracedRun(TorchFunctionMode):
         return x * gain.view(shape) + self._leaf("added", constant.view(shape))
 
     def _looked_up(self, name: str, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        tables = [each for each in args if isinstance(each, nn.Parameter)]
-        if not tables or not isinstance(out, Tensor) or not out.is_floating_point():
+        """A row of a table for each token, or of an embedding; rows of other parameters are no embeddings."""
+        given = list(tensors([*args, *kwargs.values()]))
+        index = next((each for each in given if _is_integer(each)), None)
+        table = next((each for each in given if each.is_floating_point()), None)
+        if table is None or table.dim() != 2 or not isinstance(out, Tensor):
             return out
-        index = next((each for each in args if isinstance(each, Tensor) and not each.is_floating_point()), None)
-        return self._leaf("read", out, index, len(tables[0]))
+        if not any(table is each for each in self.embeddings):
+            if index is None or index.numel() != self.ids.numel():
+                return out
+            if not isinstance(table, nn.Parameter) and bool((index.flatten() != self.ids.flatten()).any()):
+                return out
+        return self._leaf("read", out, read_by=index, rows=len(table))
 
-    def _constants_as_leaves(self, args: Sequence[Any], *, numbers: bool) -> list[Any]:
-        like = next((each for each in args if isinstance(each, Tensor) and each.requires_grad), None)
+    def _constants_as_leaves(
+        self, name: str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The operands of a sum, with constants as leaves. What an operation writes into gets one by being written."""
+        numbers = name in _SUMS or name == "__setitem__"
+        like = next((each for each in tensors([*args, *kwargs.values()]) if each.requires_grad), args[0])
 
         def leaf(each: Any) -> Any:
-            if isinstance(each, (list, tuple)):
+            if type(each) in (list, tuple):
                 return type(each)(leaf(one) for one in each)
             if isinstance(each, Tensor) and each.is_floating_point() and not each.requires_grad:
-                return self._leaf("added", each)
-            if numbers and like is not None and type(each) in (int, float) and each != 0:
+                kind = "cut" if self._has_lost(each) else "added"
+                return self._leaf(kind, each, to=tuple(like.shape))
+            if numbers and isinstance(like, Tensor) and type(each) in (int, float) and each != 0:
                 return self._leaf("added", like.new_tensor(float(each)))
             return each
 
-        return [leaf(each) for each in args]
+        first = args[:1]
+        if args and (name.endswith("_") or name == "__iadd__") and isinstance(args[0], Tensor):
+            if name in _SUMS and not args[0].requires_grad and bool(args[0].any()):
+                args[0].copy_(leaf(args[0].clone()))
+        else:
+            first = [leaf(each) for each in first]
+        named = {key: leaf(each) if key in ("input", "other", "tensors") else each for key, each in kwargs.items()}
+        return [*first, *(leaf(each) for each in args[1:])], named
 
-    def _leaf(self, kind: str, tensor: Tensor, index: Tensor | None = None, rows: int = 0) -> Tensor:
+    def _leaf(self, kind: str, tensor: Tensor, **more: Any) -> Tensor:
         """A leaf with this value; its copy may be changed in place."""
-        return self._kept(Leaf(kind, tensor.detach().requires_grad_(), self.path, index, rows, calls=len(self.calls)))
+        place = Place(tuple(self.running), len(self.calls))
+        return self.kept(Leaf(kind, tensor.detach().requires_grad_(), place, **more))
 
-    def _kept(self, leaf: Leaf) -> Tensor:
+    def kept(self, leaf: Leaf) -> Tensor:
+        """A copy of the leaf's tensor in the graph."""
         self.leaves.append(leaf)
         return leaf.tensor.clone()
 
@@ -254,30 +382,25 @@ class Calls(Edit):
 
 
 def traced(
-    module: nn.Module,
-    run: Callable[[], Any],
-    *,
-    held: Mapping[int, Held] | None = None,
-    until: int | None = None,
-    row: int | None = None,
-    vocabulary: int | None = None,
+    module: nn.Module, run: Callable[[], Any], trace: TracedRun, *, until: int | None = None
 ) -> tuple[TracedRun, Any]:
     """Run the model, and return the graph with what the run returns.
 
     Args:
-        held: by number of operation.
         until: the number of the attention call that ends the run, which then returns None.
-        row, vocabulary: of which row logits are computed alone, and the number of tokens.
     """
-    trace = TracedRun(held or {}, row=row, vocabulary=vocabulary)
+
+    trace.embeddings = [each.weight for each in module.modules() if isinstance(each, nn.Embedding)]
 
     def see(call: SeenCall) -> Tensor:
-        trace.calls.append(call)
+        within = tuple(trace.running)
+        trace.calls.append(call._replace(within=within))
         if until == len(trace.calls) - 1:
             raise Enough
-        return trace._kept(Leaf("head", call.out.detach().requires_grad_(), call.path, call=len(trace.calls) - 1))
+        number = len(trace.calls) - 1
+        return trace.kept(Leaf("head", call.out.detach().requires_grad_(), Place(within, number), call=number))
 
-    with _frozen(module), torch.enable_grad(), _following(module, trace._paths), edited(module, Calls(see)), trace:
+    with _frozen(module), torch.enable_grad(), following(module, trace.running), edited(module, Calls(see)), trace:
         try:
             return trace, run()
         except Enough:
@@ -297,32 +420,23 @@ def _frozen(module: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-@contextmanager
-def _following(module: nn.Module, paths: list[str]) -> Iterator[None]:
-    """A block in which `paths` ends with the path of the innermost running module."""
-    with ExitStack() as hooks:
-        for path, part in module.named_modules():
-
-            def enter(*_: Any, path: str = path) -> None:
-                paths.append(path)
-
-            def leave(*_: Any) -> None:
-                paths.pop()
-
-            hooks.callback(part.register_forward_pre_hook(enter).remove)
-            hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
-        yield
-
-
-def _reaches(values: Any) -> bool:
-    """Whether one of these values, or of the lists among them, has a gradient."""
+def tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    """The tensors among these values and in the lists among them."""
     for each in values:
         if isinstance(each, Tensor):
-            if each.requires_grad:
-                return True
-        elif isinstance(each, (list, tuple)) and _reaches(each):
-            return True
-    return False
+            yield each
+        elif isinstance(each, (list, tuple)):
+            yield from tensors(each)
+
+
+def _named(args: Sequence[Any], kwargs: dict[str, Any], *names: str) -> list[Any]:
+    """The arguments by these names, None for each that is missing, then the rest of `args`; `kwargs` loses them."""
+    given = list(args)
+    return [*(given.pop(0) if given else kwargs.pop(name, None) for name in names), *given]
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
 
 
 def _is_root(args: Sequence[Any]) -> bool:
@@ -330,8 +444,14 @@ def _is_root(args: Sequence[Any]) -> bool:
     return isinstance(exponent, (int, float)) and (exponent < 0 or exponent != int(exponent))
 
 
-def _detached(out: Any) -> Any:
-    return out.detach() if isinstance(out, Tensor) else type(out)(each.detach() for each in out)
+def _scale_detached(out: Any) -> Any:
+    """The scale as a constant; of a variance and a mean, the variance is the scale."""
+    return out.detach() if isinstance(out, Tensor) else (out[0].detach(), *out[1:])
+
+
+def _of_length_1(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **_: Any) -> Tensor:
+    """F.normalize with a fixed scale."""
+    return input / input.detach().norm(p, dim, keepdim=True).clamp_min(eps)
 
 
 def _with_operand_held(args: Sequence[Any], operand: int) -> list[Any]:

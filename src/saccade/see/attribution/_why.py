@@ -19,7 +19,7 @@ from ...support._tables import Table
 from ..inspection import weights_of
 from ..inspection._steps._inputs import HeadInputs, of_call
 from ._components import TOKEN, Component
-from ._contributions import Stream, heads_of, observed, ordered, stream_of
+from ._contributions import Stream, check_lengths, heads_of, observed, ordered, stream_of
 from ._input import Input
 
 
@@ -173,6 +173,7 @@ def explained(
     columns = (column,) if other is None else (column, other)
     calls: list[ObservedCall] = []
     observed(given, lambda layer, call: calls.append(call) if layer == place[0] else None, until=place[0])
+    check_lengths(calls[0], place[0], given.ids)
     call = of_call(calls[0], place[1], row, place[0])
     if other is not None:
         _check_seen(given, call, row, {"key": column, "against": other})
@@ -276,4 +277,9 @@ def _largest_weight(
 def _fixed(stream: Stream) -> tuple[str, ...]:
     within = stream.calls[-1].path + "."
     normed = any(path.startswith(within) for path in stream.trace.scaled)
-    return "the scales of norms", *(("the scales of the norms of queries and keys",) if normed else ())
+    return (
+        "the scales of norms",
+        *(["the scales of the norms of queries and keys"] if normed else []),
+        *(["the gates of heads"] if "gate" in stream.fixed else []),
+        *(["factors and activations that everything passes through"] if stream.fixed - {"gate"} else []),
+    )

@@ -35,6 +35,14 @@ class CallName(NamedTuple):
     name: str
 
 
+class NoCall(ValueError):
+    """Edits matched no call of a model: whether it has calls, and those that could not be reached, as text."""
+
+    def __init__(self, message: str, *, there: bool, lost: str) -> None:
+        super().__init__(message)
+        self.there, self.lost = there, lost
+
+
 class Intervention(StepCounts):
     """Edits that change a model's calls while its block runs. `saccade.intervene` returns it.
 
@@ -154,7 +162,8 @@ class Intervention(StepCounts):
         names = ", ".join(repr(key) for key in self._unmet)
         there = ", ".join(name or "'' (the model's own)" for name in self._seen) or "none"
         hint = self._heads_named()
-        raise ValueError(f"intervene: no attention call matches {names}{hint}; there are {there}{lost}")
+        message = f"intervene: no attention call matches {names}{hint}; there are {there}{lost}"
+        raise NoCall(message, there=bool(self._seen), lost=lost)
 
     def _heads_named(self) -> str:
         """A hint for keys such as 1.4, meant as layer.head."""
