@@ -178,8 +178,8 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
     given = replace(given, batch=batch, pack=pack)
     stack, model = _found(given, modules)
     stack = replace(stack, assumed=(*stack.assumed, *_said_of(given)))
-    if given.batch is None and (batch := _of_packs(given, stack)) is not None:
-        given = replace(given, batch=batch)
+    if given.batch is None:
+        given = replace(given, batch=_of_packs(given, stack))
     tokens = token_ids(model.vocabulary or _vocabulary(stack, given.batch or stack.batch), model.special)
     masked = given.batch is not None or model.masked
     takes_padding = masked or stack.promises.causal is not False

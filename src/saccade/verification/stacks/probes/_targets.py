@@ -83,17 +83,15 @@ def misplaced(stack: Stack, probe: Probe) -> Iterator[Finding]:
 
 
 def _fix(stack: Stack, documents: Documents) -> str:
-    """What makes each output predict the next token, by what the model does with labels that are its own tokens."""
+    """Code by which each output predicts the next token, by what the model does with labels that are its own tokens."""
     if stack.step is not None:
         return _FIX
     labels = ids_of(stack.batch(documents)).clone()
     moved = _trained(_forwards(stack, documents, labels)).distance()
     if moved == 1:
-        return "labels = input_ids.clone()  # this model moves labels by one token itself"
+        return "labels = input_ids.clone()  # the model moves labels by one token itself"
     if moved == 0:
-        return (
-            "labels = torch.nn.functional.pad(input_ids[:, 1:], (0, 1), value=-100)  # this model does not move labels"
-        )
+        return "labels = torch.nn.functional.pad(input_ids[:, 1:], (0, 1), value=-100)  # the model moves no labels"
     return _FIX
 
 
@@ -163,11 +161,13 @@ def _reads_up_to_own(stack: Stack, document: list[int]) -> bool:
     directions, nor in those that move their tokens or hidden states: their targets are at other distances."""
     middle = len(document) // 2
     other = exchanged(document, stack.vocabulary, middle, middle + 1)
-    for first, second in zip(_forwards(stack, [document]), _forwards(stack, [other]), strict=False):
-        changed = (first.ids != second.ids).nonzero().tolist()
-        if len(changed) != 1 or first.logits.shape != second.logits.shape:
-            return False
-        row, column = changed[0]
-        differs = ~torch.isclose(first.logits[row], second.logits[row], rtol=1e-6, atol=1e-9).all(-1)
-        return differs.nonzero().flatten().tolist()[:1] == [column]
-    return False
+    forwards = [_forwards(stack, [row])[:1] for row in (document, other)]
+    if not all(forwards):
+        return False
+    (first,), (second,) = forwards
+    changed = (first.ids != second.ids).nonzero().tolist() if first.ids.shape == second.ids.shape else []
+    if len(changed) != 1:
+        return False
+    row, column = changed[0]
+    differs = ~torch.isclose(first.logits[row], second.logits[row], rtol=1e-6, atol=1e-9).all(-1)
+    return differs.nonzero().flatten().tolist()[:1] == [column]
