@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from scipy import stats
 
 import saccade
 from models_by_hand import (
+    LENGTH,
     HandModel,
     bert,
     decoder,
@@ -333,3 +335,72 @@ def test_heads_of_one_batch_are_as_if_alone(what, mixing, items, fewer):
             with saccade.intervene(model, {head.call: patch}):
                 patched = metric(model(corrupted))
             assert float(value) == pytest.approx(share(patched, before, other), abs=1e-10)
+
+
+class Several(torch.nn.Module):
+    """Outputs for each item, for each pair of items, for all items, and in an object of another kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.forwards = decoder(layers=4), []
+
+    def forward(self, tokens):
+        out = self.body(tokens)
+        self.forwards.append(len(out))
+        last = out[:, -1]
+        return {"logits": out, "more": (last @ last.T, [last.square().mean()]), "cache": SimpleNamespace(values=out)}
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_batched"),
+    [
+        (lambda out: out["logits"][0, -1, 3] - out["logits"][1, 2, 5], True),
+        (lambda out: out["more"][0][0, -1], False),  # the last copy's last item, which is not patched
+        (lambda out: out["more"][1][0], False),
+        (lambda out: out["cache"].values[0, -1, 3], False),
+    ],
+    ids=["items", "pairs", "mean", "object"],
+)
+def test_a_batch_is_for_metrics_of_outputs_by_item(metric, is_batched):
+    model, clean, corrupted = Several().eval(), tokens(1), tokens(2)
+    found = saccade.patching(model, clean, corrupted, metric, by="exact")
+    assert (2 in model.forwards[2:]) is not is_batched
+    with torch.no_grad():
+        with saccade.watch(model, keep=True) as source:
+            other = metric(model(clean))
+        before = metric(model(corrupted))
+        for head, value in zip(found.exact.heads, found.exact.values, strict=True):
+            with saccade.intervene(model, {head.call: saccade.intervention.Patch([head.head], source)}):
+                patched = metric(model(corrupted))
+            assert float(value) == pytest.approx(share(patched, before, other), abs=1e-10)
+
+
+def test_a_model_of_a_fixed_batch_is_patched_one_by_one():
+    model = Mixed(0.0).eval()
+    forwards = []
+
+    def fixed(block, given, out):
+        forwards.append(len(out))
+        return out.view(2, LENGTH, 24)
+
+    model.body.decoder.blocks[3].register_forward_hook(fixed)
+    found = saccade.patching(model, tokens(1), tokens(2), metric, by="exact")
+    assert forwards == [2, 2, 18, *[2] * 16]
+    assert found.exact.values.abs().min() > 0
+
+
+def test_an_error_of_the_metric_is_raised_at_once():
+    """Fails where it is taken for a model that cannot read copies, and all heads are run again."""
+    model, corrupted = Several().eval(), tokens(2)
+    with torch.no_grad():
+        known = [model(ids)["logits"] for ids in (tokens(1), corrupted)]
+    model.forwards.clear()
+
+    def picky(out):
+        if not any(torch.allclose(out["logits"], one) for one in known):
+            raise RuntimeError("neither of the two")
+        return out["logits"].sum()
+
+    with pytest.raises(RuntimeError, match="neither of the two"):
+        saccade.patching(model, tokens(1), corrupted, picky, by="exact")
+    assert model.forwards == [2, 2, 18]

@@ -120,6 +120,14 @@ FAULTS = (
         "Heads of one batch are measured together where items influence one another.",
     ),
     Fault(
+        "batch-pairs",
+        BATCHES,
+        "out.shape == (copies * base[0], *base[1:])",
+        "len(out) == copies * base[0]",
+        (OF_PATCHING,),
+        "Logits of all pairs of items are read across copies.",
+    ),
+    Fault(
         "path-frozen",
         PATHS,
         "with watching, edited(runs.model, _frozen(runs, receivers), runs.patch(call, head)):",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..fault import Fault
 
 CHECKS, TESTS = "src/saccade/verification/checks/", "tests/verification/"
+TARGETS, OF_TRAINING = "src/saccade/verification/stacks/probes/_targets.py", TESTS + "stacks/test_training.py"
 
 FAULTS = (
     Fault(
@@ -190,5 +191,21 @@ FAULTS = (
         "(call for call in calls if len(call) == 1)",
         (TESTS + "test_other_calls.py",),
         "A mask and a flag are never given together.",
+    ),
+    Fault(
+        "targets-of-moved-inputs",
+        TARGETS,
+        "is None or not _reads_up_to_own(stack, documents[0]):",
+        "is None:",
+        (OF_TRAINING,),
+        "A model that moves its inputs is said to predict the token that it reads.",
+    ),
+    Fault(
+        "targets-of-later-heads",
+        TARGETS,
+        "distance in _WORDS and (distance != 2 or trained.is_alone)",
+        "distance in _WORDS",
+        (OF_TRAINING,),
+        "A head for the token after the next one is said to have labels that are shifted twice.",
     ),
 )

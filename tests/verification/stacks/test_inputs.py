@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import transformers
 from stacks.dense import Dense, packed
 from torch import Tensor, nn
 
@@ -210,3 +211,40 @@ def test_traced_code_has_no_signature():
     """Fails where the signature is asked of code that has none."""
     report = saccade.verify_stack(torch.jit.trace(Dense(), (torch.ones(2, 5, dtype=torch.long),)))
     assert report.ok, report
+
+
+class Tokenizer:
+    """All that is asked of a tokenizer."""
+
+    pad_token_id, all_special_ids, vocab_size = 0, [0, 1], 53
+
+    def pad(self, rows, **_):
+        return padded([row["input_ids"] for row in rows])
+
+
+def of_decoder(documents):
+    made = padded(documents)
+    names = {"input_ids": "decoder_input_ids", "attention_mask": "decoder_attention_mask"}
+    return {"input_ids": torch.full((len(documents), 5), 7), **{names[name]: value for name, value in made.items()}}
+
+
+def with_labels(documents):
+    made = padded(documents)
+    return {**made, "labels": made["input_ids"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "is_measured"),
+    [({"batch": of_decoder}, True), ({"tokenizer": Tokenizer()}, True), ({"batch": with_labels}, False)],
+    ids=["ids of the decoder", "tokenizer", "ids of the encoder"],
+)
+def test_documents_of_an_encoder_decoder_are_its_decoders(given, is_measured):
+    """Fails where the encoder reads them: it is not causal, and BART's decoder then reads the same tokens."""
+    sizes = dict(d_model=30, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=37, decoder_ffn_dim=37)
+    heads = dict(encoder_attention_heads=3, decoder_attention_heads=3)
+    model = transformers.BartForConditionalGeneration(transformers.BartConfig(vocab_size=53, **sizes, **heads))
+    report = saccade.verify_stack(model, **given)
+    assert report.ok is is_measured and not report.findings
+    measured = {outcome.name for outcome in report.outcomes if outcome.status == "passed"}
+    assert {"causality", "source", "training"} <= measured if is_measured else not measured
+    assert is_measured or "batch: expected decoder_input_ids" in report.outcomes[0].reason

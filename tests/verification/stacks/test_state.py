@@ -146,3 +146,10 @@ def test_weights_are_given_back_however_much_data_a_function_holds(monkeypatch):
     saccade.verify_stack(model, pack=batch)
     after = [*model.parameters()]
     assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_attributes_are_given_back_when_one_cannot_be_set():
+    plain, fixed = type("Plain", (), {"rate": 0.5})(), 7
+    with pytest.raises(AttributeError), _state.attributes([(plain, "rate", 0.0), (fixed, "real", 3)]):
+        pass
+    assert plain.rate == 0.5

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import transformers
 from stacks.dense import WIDTH, Dense, packed
 from stacks.layered import Attention, Layered, causal, found, window
-from stacks.reports.model import Model
+from stacks.reports.model import VOCABULARY, Model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -197,24 +197,83 @@ def test_labels_of_other_tokens_than_the_next(loss, words):
     assert not training(model, step=right)
 
 
-def test_labels_that_a_collator_shifts_for_a_model_that_shifts_them():
-    """transformers' models shift labels themselves."""
-    small = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40)
+def of_llama():
+    small = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=97, **small))
+
+
+BART = dict(vocab_size=97, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=40)
+BART |= dict(encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=40)
+
+
+def of_bart():
+    config = transformers.BartConfig(is_decoder=True, is_encoder_decoder=False, max_position_embeddings=200, **BART)
+    return transformers.BartForCausalLM(config)
+
+
+def collated(documents, labels_of):
+    longest = max(map(len, documents))
+    ids = torch.tensor([document + [0] * (longest - len(document)) for document in documents])
+    mask = torch.tensor([[n < len(document) for n in range(longest)] for document in documents]).long()
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels_of(ids).masked_fill(mask == 0, -100)}
+
+
+def moved(ids):
+    return torch.cat([ids[:, 1:], torch.full((len(ids), 1), -100)], 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "words"),
+    [(of_llama, moved, "shifted twice"), (of_bart, torch.clone, "labels are not shifted")],
+    ids=["twice", "not at all"],
+)
+def test_labels_of_a_model_that_shifts_them_and_of_one_that_does_not(make, wrong, words):
+    """The fix is run: with its labels no other targets are found. BART's own forced last token ends no check."""
     torch.manual_seed(5)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**small)).eval()
+    model = make().eval()
+    [finding] = training(model, batch=functools.partial(collated, labels_of=wrong))
+    assert words in finding.message
 
-    def collate(shift, documents):
-        longest = max(map(len, documents))
-        rows = [document + [0] * (longest - len(document)) for document in documents]
-        ids, mask = torch.tensor(rows), torch.tensor([[n < len(d) for n in range(longest)] for d in documents]).long()
-        labels = ids.masked_fill(mask == 0, -100)
-        if shift:
-            labels = torch.cat([labels[:, 1:], torch.full((len(labels), 1), -100)], 1)
-        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    def fixed(ids):
+        names = {"torch": torch, "input_ids": ids}
+        exec(finding.fix, names)
+        return names["labels"]
 
-    [finding] = training(model, batch=functools.partial(collate, True))
-    assert "shifted twice" in finding.message
-    assert not training(model, batch=functools.partial(collate, False))
+    report = saccade.verify_stack(model, causal=True, batch=functools.partial(collated, labels_of=fixed))
+    assert not found(report, "training")
+    assert not any("raised" in finding.evidence for finding in report.findings), report
+
+
+class Moved(Model):
+    """Reads the tokens before each place, as a decoder that moves its labels to the right does."""
+
+    def forward(self, input_ids, attention_mask=None):
+        return super().forward(torch.nn.functional.pad(input_ids[:, :-1], (1, 0), value=1), attention_mask)
+
+
+class Later(Model):
+    """Two heads: the first predicts the token after the next one."""
+
+    def __init__(self):
+        super().__init__()
+        self.later = nn.Linear(VOCABULARY, VOCABULARY)
+
+    def forward(self, input_ids, attention_mask=None):
+        out = super().forward(input_ids, attention_mask)
+        return self.later(out), out
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    [
+        (Moved, lambda out, ids: (out, ids)),
+        (Later, lambda out, ids: (torch.cat([out[0][:, :-2], out[1][:, :-2]]), torch.cat([ids[:, 2:], ids[:, 1:-1]]))),
+    ],
+    ids=["inputs that the model moves", "a head for a later token"],
+)
+def test_models_whose_outputs_predict_other_tokens(make, loss):
+    model = make()
+    assert not training(model, step=stepping(model, loss))
 
 
 def test_a_model_of_both_directions_may_predict_what_it_reads():

@@ -236,7 +236,10 @@ def _generate(model: Any, pad: int, special: tuple[int, ...]) -> Generate:
             output_logits=True,
             return_dict_in_generate=True,
         )
-        made = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+        # Of the model's own configuration every value is taken that is None here, such as a last token that is forced.
+        forced = [(model.generation_config, name, None) for name in ("forced_bos_token_id", "forced_eos_token_id")]
+        with attributes(forced):
+            made = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
         return made.sequences[:, ids.shape[1] :].tolist(), torch.stack(made.logits, 1)
 
     return generate

@@ -51,9 +51,9 @@ def patching(
 
     "exact" (Vig et al. 2020; Meng et al. 2022): the model runs on the corrupted input, once for each head, with the
     output of that head in the clean run. Short inputs run together, as copies in a batch with another head patched in
-    each, from the first layer that differs; one by one in models whose items are not independent. "gradient"
-    (attribution patching: Nanda 2023; Syed et al. 2023): the same to first order, for all heads in one forward and one
-    backward pass. The result's `agreement` compares both.
+    each, from the first layer that differs; one by one in models whose items are not independent, and for metrics of
+    outputs that are not split by item, such as a loss. "gradient" (attribution patching: Nanda 2023; Syed et al. 2023):
+    the same to first order, for all heads in one forward and one backward pass. The result's `agreement` compares both.
 
         effect = (metric of the patched run - metric of its base) / (metric of the other - metric of the base)
 

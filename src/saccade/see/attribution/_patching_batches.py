@@ -20,11 +20,12 @@ from ...operator._call import AttentionCall
 from ..intervention import Patch
 from ..intervention._edit import CallPlace, Edit
 from ..monitoring import KeptCall, Observations
-from ._patching_runs import PatchRuns
+from ._patching_runs import PatchRuns, Shapes, parts_of
 from ._runs import Progress, edited, run_model, scalar
 
 MOST_ROWS = 256  # of all copies in a call: with more, matrix products are no faster, and fewer layers are shared
 ALIKE = 1e-4  # as a share of the difference between clean and corrupted
+_UNREADABLE = (RuntimeError, ValueError, LookupError, AssertionError)  # of models that cannot read more items
 
 
 def changes_in_batches(
@@ -35,7 +36,7 @@ def changes_in_batches(
     The base input runs up to the first layer with a patched call. There its items are copied, a copy for each head,
     and one that stays unpatched. Its metric must be that of the base run, to half of the dtype's digits, and the same
     in every batch: it is not in models whose items influence one another, by norms over the batch or a capacity of
-    experts.
+    experts, and neither for metrics of outputs that are not split by item, such as a loss or a product of all pairs.
     """
     heads = _heads_in_batch(runs, len(chosen))
     if heads < 2 or runs.what == "weights":  # the source's masks cannot be repeated
@@ -46,13 +47,16 @@ def changes_in_batches(
     for first in range(0, len(chosen), heads):
         batch = chosen[first : first + heads]
         try:
-            metrics = _metrics(runs, source, batch, heads + 1)
-        except Exception:  # whatever a model raises that cannot read copies; the user's errors are raised one by one
+            out = _run_copies(runs, source, batch, heads + 1)
+        except _UNREADABLE:
             return None
-        unpatched.append(metrics[-1])
+        try:
+            unpatched.append(_metric(runs, out, heads, heads + 1))
+        except Exception:  # of a metric that took the base run's output: it reads a part that copies lack
+            return None
         if not _independent(runs, unpatched):
             return None
-        changes += [metric - metrics[-1] for metric in metrics[: len(batch)]]
+        changes += [_metric(runs, out, number, heads + 1) - unpatched[-1] for number in range(len(batch))]
         if progress is not None:
             progress(len(changes), len(chosen))
     return changes
@@ -74,16 +78,19 @@ def _independent(runs: PatchRuns, unpatched: Sequence[float]) -> bool:
     return abs(unpatched[-1] - runs.base.metric) <= rounding and spread <= alike
 
 
-def _metrics(runs: PatchRuns, source: Observations, batch: Sequence[tuple[str, int]], copies: int) -> list[float]:
-    """The metric of each copy of the base input; copy n has the n-th head of `batch` patched."""
+def _run_copies(runs: PatchRuns, source: Observations, batch: Sequence[tuple[str, int]], copies: int) -> Any:
+    """The model's output for all copies of the base input; copy n has the n-th head of `batch` patched."""
     edits: list[dict[str, Edit]] = []
     for number, (call, head) in enumerate(batch):
         items = len(runs.base.seen.kept[call].query)
         of_copy = range(number * items, (number + 1) * items)
         edits.append({call: _CopyPatch([head], source, runs.what, runs.positions, items=of_copy)})
     with edited(runs.model, *edits), _copied_from(runs, {call for call, _ in batch}, copies):
-        out = run_model(runs.model, runs.base.inputs, runs.base.name)
-    return [float(scalar(runs.metric(_copy(out, number, copies)), "metric")) for number in range(copies)]
+        return run_model(runs.model, runs.base.inputs, runs.base.name)
+
+
+def _metric(runs: PatchRuns, out: Any, number: int, copies: int) -> float:
+    return float(scalar(runs.metric(_copy(out, runs.base.shapes, number, copies)), "metric"))
 
 
 @contextmanager
@@ -142,18 +149,20 @@ def _repeated_call(kept: KeptCall, copies: int) -> KeptCall:
     )
 
 
-def _copy(out: Any, number: int, copies: int) -> Any:
-    """The output for one copy; None instead of what is not one value for each item, such as a cache or a mean."""
+def _copy(out: Any, shapes: Shapes, number: int, copies: int, path: tuple[Any, ...] = ()) -> Any:
+    """The output for one copy. None instead of a part that is not one value for each item, such as a cache, a mean or a
+    product of all pairs: it has not `copies` times the items of the base run's output, whose `shapes` are given."""
     if isinstance(out, Tensor):
-        return out.chunk(copies)[number] if out.dim() and len(out) % copies == 0 else None
+        base = shapes.get(path, ())
+        is_split = bool(base) and out.shape == (copies * base[0], *base[1:])
+        return out.chunk(copies)[number] if is_split else None
+    parts = {key: _copy(part, shapes, number, copies, (*path, key)) for key, part in parts_of(out).items()}
     if dataclasses.is_dataclass(out) and not isinstance(out, type):
-        names = [field.name for field in dataclasses.fields(out)]
-        return dataclasses.replace(out, **{name: _copy(getattr(out, name), number, copies) for name in names})
+        return dataclasses.replace(out, **parts)
     if isinstance(out, dict):
         new = copy.copy(out)
-        new.update({key: _copy(value, number, copies) for key, value in out.items()})
+        new.update(parts)
         return new
     if isinstance(out, (tuple, list)):
-        parts = [_copy(value, number, copies) for value in out]
-        return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)
+        return type(out)(*parts.values()) if hasattr(out, "_fields") else type(out)(parts.values())
     return None

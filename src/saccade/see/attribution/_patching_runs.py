@@ -5,6 +5,7 @@ Shape legend: B batch, H query heads of a call, L rows, D width.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,16 +20,18 @@ from ._heads import CallHeads
 from ._runs import GradientProbe, by_query_head, edited, gradients, no_gradient, run_model, scalar
 
 Metric = Callable[[Any], Any]
+Shapes = Mapping[tuple[Any, ...], tuple[int, ...]]  # of an output's tensors, by the names and numbers that lead to them
 NO_GRADIENT = no_gradient("metric", "exact")
 
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """A run of the model on one input: its metric, and the tensors of every call."""
+    """A run of the model on one input: its metric, the shapes of its output, and the tensors of every call."""
 
     inputs: Any
     name: str
     metric: float
+    shapes: Shapes
     seen: Observations
 
     @property
@@ -47,7 +50,23 @@ def watched(model: nn.Module, inputs: Any, metric: Metric, name: str) -> Watched
         raise ValueError(f"model: it has no attention calls that can be patched{': ' if lost else ''}{lost}")
     if observed.steps != 1:
         raise ValueError(f"{name}: expected one forward of the model, got {observed.steps}")
-    return WatchedRun(inputs, name, float(scalar(metric(out), "metric")), observed)
+    return WatchedRun(inputs, name, float(scalar(metric(out), "metric")), _shapes(out), observed)
+
+
+def parts_of(out: Any) -> dict[Any, Any]:
+    """The parts of a model's output, by name or number; none of a tensor, or of an object such as a cache."""
+    if dataclasses.is_dataclass(out) and not isinstance(out, type):
+        return {field.name: getattr(out, field.name) for field in dataclasses.fields(out)}
+    if isinstance(out, Mapping):
+        return dict(out)
+    return dict(enumerate(out)) if isinstance(out, (tuple, list)) else {}
+
+
+def _shapes(out: Any) -> Shapes:
+    if isinstance(out, Tensor):
+        return {(): tuple(out.shape)}
+    parts = parts_of(out)
+    return {(key, *path): shape for key in parts for path, shape in _shapes(parts[key]).items()}
 
 
 @dataclass(frozen=True)

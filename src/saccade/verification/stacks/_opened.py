@@ -37,6 +37,7 @@ _UNKNOWN = 31  # ids that are tried where nothing says how many there are
 _WHOLE = 300_000_000  # parameters: of larger models not all layers are tested
 _MOST = 499  # ids that documents are drawn from
 _LONG = 131  # tokens, more than probes give to a stack without windows
+_DECODER = "decoder_input_ids"
 
 
 @dataclass(frozen=True)
@@ -168,18 +169,17 @@ def _said_of(given: Given) -> list[str]:
 
 
 def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
-    if given.batch is None and (batch := registered("verified_models").tokenizer_batch(given.tokenizer)) is not None:
-        given = replace(given, batch=batch)
-    names = _names(given.model)
+    if given.batch is None and not _reads_pairs(given.model):
+        given = replace(given, batch=registered("verified_models").tokenizer_batch(given.tokenizer))
     batch, pack = (
-        None if make is None else functools.partial(_inputs, argument, make, names)
+        None if make is None else functools.partial(_inputs, argument, make, given.model)
         for argument, make in (("batch", given.batch), ("pack", given.pack))
     )
     given = replace(given, batch=batch, pack=pack)
     stack, model = _found(given, modules)
     stack = replace(stack, assumed=(*stack.assumed, *_said_of(given)))
-    if given.batch is None and (batch := _of_packs(given, stack)) is not None:
-        given = replace(given, batch=batch)
+    if given.batch is None:
+        given = replace(given, batch=_of_packs(given, stack))
     tokens = token_ids(model.vocabulary or _vocabulary(stack, given.batch or stack.batch), model.special)
     masked = given.batch is not None or model.masked
     takes_padding = masked or stack.promises.causal is not False
@@ -214,18 +214,28 @@ def _made(given: Given, modules: tuple[nn.Module, ...]) -> Stack:
     return stack
 
 
-def _inputs(argument: str, make: Callable[[Documents], Any], names: frozenset[str] | None, documents: Documents) -> Any:
-    """Inputs of a model whose arguments are `names`, as the user's function makes them of documents.
+def _inputs(argument: str, make: Callable[[Documents], Any], model: Any, documents: Documents) -> Any:
+    """Inputs of the model, as the user's function makes them of documents.
 
     Raises:
-        Unmeasured: they hold no token ids.
+        Unmeasured: they hold no token ids, or none of the decoder.
     """
+    names = _names(model)
     inputs = as_inputs(guarded(make, documents), lambda name: names is None or name in names)
     try:
         ids_of(inputs)
     except Unmeasured as reason:
         raise Unmeasured(f"{argument}: {reason}") from None
+    if _reads_pairs(model) and isinstance(inputs, Mapping) and "input_ids" in inputs and _DECODER not in inputs:
+        raise Unmeasured(
+            f"{argument}: expected {_DECODER}, the documents as the decoder reads them; got {sorted(inputs)}"
+        )
     return inputs
+
+
+def _reads_pairs(model: Any) -> bool:
+    """Whether the model is an encoder-decoder of transformers, whose input_ids are the encoder's."""
+    return _DECODER in _parameters(model)
 
 
 def _of_packs(given: Given, stack: Stack) -> Callable[[Documents], Any] | None:

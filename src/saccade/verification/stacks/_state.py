@@ -50,14 +50,15 @@ def kept(*holders: Any) -> Iterator[None]:
 @contextmanager
 def attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Within, attributes of objects have other values: (object, name, value) each."""
-    changes = list(changes)
-    before = [(held, name, getattr(held, name)) for held, name, _ in changes]
-    for held, name, value in changes:
-        setattr(held, name, value)
+    before: list[tuple[Any, str, Any]] = []
     try:
+        for held, name, value in list(changes):
+            own = getattr(held, name)
+            setattr(held, name, value)
+            before.append((held, name, own))
         yield
     finally:
-        for held, name, value in before:
+        for held, name, value in reversed(before):
             setattr(held, name, value)
 
 

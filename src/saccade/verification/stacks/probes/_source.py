@@ -30,7 +30,8 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     if not isinstance(pair, EncoderDecoderModel):
         raise Inapplicable("it has no encoder of another text")
     sources = drawn(stack.vocabulary, [_SOURCE] * 3)
-    tokens = stack.batch(drawn(stack.vocabulary, [stack.length(5)] * 3, seed=1))
+    # Not of the user's batches, which bring sources of their own.
+    tokens = {"tokens": torch.tensor(drawn(stack.vocabulary, [stack.length(5)] * 3, seed=1))}
     for finding in (*_read(stack, tokens, sources), *_others(stack, measure, tokens, sources)):
         yield finding
         return

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ....support._numbers import counted
 from ...findings._finding import Finding, TargetError
 from ...subject._calling import guarded
-from .._documents import Documents, drawn, ids_of
+from .._documents import Documents, drawn, exchanged, ids_of
 from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack, per_token
@@ -28,10 +29,15 @@ _WORDS = {
     2: ("the token after the next one", "labels are shifted twice"),
     -1: ("the token before it", "labels are shifted the wrong way"),
 }
-_FIX = (
-    "loss = cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten())"
-    "  # once: models of transformers shift labels themselves"
-)
+_FIX = "loss = cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten())"
+
+
+class Forward(NamedTuple):
+    """A forward in a step: token ids (R, L), logits (R, L, V), and how many tensors of an output have their shape."""
+
+    ids: Tensor
+    logits: Tensor
+    alike: int
 
 
 class Trained(NamedTuple):
@@ -39,50 +45,66 @@ class Trained(NamedTuple):
 
     outputs: int
     at: dict[int, int]
+    is_alone: bool  # no other output is as wide: heads for later tokens are
 
     def distance(self) -> int | None:
-        """The distance of a causal model's targets, if it is a wrong one."""
+        """The distance of nearly all targets."""
         if self.outputs < _LEAST:
             return None
-        return next((distance for distance in _WORDS if self.at[distance] > _MOST * self.outputs), None)
+        return next((distance for distance, count in self.at.items() if count > _MOST * self.outputs), None)
 
 
 def misplaced(stack: Stack, probe: Probe) -> Iterator[Finding]:
     """The finding about a causal model that is trained on other tokens than the next ones."""
     documents = drawn(stack.vocabulary, [stack.length(_LENGTH)])
-    run = _step(stack, documents)
-    if run is None or stack.module is None or not _is_causal(stack, documents[0]):
+    if stack.module is None or stack.promises.causal is False:
         return
 
     def shows(given: Documents) -> tuple[int, Trained] | None:
-        step = _step(stack, given)
-        trained = None if step is None else _trained(stack, step)
-        distance = None if trained is None else trained.distance()
-        return None if trained is None or distance is None else (distance, trained)
+        trained = _trained(_forwards(stack, given))
+        distance = trained.distance()
+        is_wrong = distance in _WORDS and (distance != 2 or trained.is_alone)
+        return (distance, trained) if distance is not None and is_wrong else None
 
-    if (before := shows(documents)) is None:
+    if (before := shows(documents)) is None or not _reads_up_to_own(stack, documents[0]):
         return
+    fix = _fix(stack, documents)
     documents, (distance, trained) = smallest(documents, shows, before)
     what, why = _WORDS[distance]
     yield probe.error(
         f"Each output is trained to predict {what}: {why}",
         f"{trained.at[distance]} of {counted(trained.outputs, 'target')} are that token; the loss falls, and the model "
         "learns no text.",
-        _FIX,
+        fix,
         documents,
         where="labels of the training step",
         distance=distance,
     )
 
 
-def _step(stack: Stack, documents: Documents) -> Callable[[], Any] | None:
-    """A training step with these documents: the user's, or the loss of a model that is given labels."""
+def _fix(stack: Stack, documents: Documents) -> str:
+    """Code by which each output predicts the next token, by what the model does with labels that are its own tokens."""
+    if stack.step is not None:
+        return _FIX
+    labels = ids_of(stack.batch(documents)).clone()
+    moved = _trained(_forwards(stack, documents, labels)).distance()
+    if moved == 1:
+        return "labels = input_ids.clone()  # the model moves labels by one token itself"
+    if moved == 0:
+        return "labels = torch.nn.functional.pad(input_ids[:, 1:], (0, 1), value=-100)  # the model moves no labels"
+    return _FIX
+
+
+def _step(stack: Stack, documents: Documents, labels: Tensor | None) -> Callable[[], Any] | None:
+    """A training step with these documents: the user's, or the loss of a model that is given labels, its batch's or
+    these."""
     if stack.step is not None:
         step = stack.step
         return lambda: guarded(step, [documents])
     inputs = stack.batch(documents)
     if not isinstance(inputs, Mapping) or not isinstance(inputs.get("labels"), Tensor):
         return None
+    inputs = inputs if labels is None else {**inputs, "labels": labels}
 
     def own() -> None:
         loss = getattr(guarded(stack.model, **{**stack.constants, **inputs}), "loss", None)
@@ -92,10 +114,13 @@ def _step(stack: Stack, documents: Documents) -> Callable[[], Any] | None:
     return own
 
 
-def _trained(stack: Stack, step: Callable[[], Any]) -> Trained | None:
-    """The targets of a step; None if its logits of tokens or their gradient are not seen."""
+def _forwards(stack: Stack, documents: Documents, labels: Tensor | None = None) -> list[Forward]:
+    """The forwards of a training step whose logits of tokens are seen; none where there is no such step."""
     assert stack.module is not None
-    seen: list[tuple[Tensor, Tensor]] = []
+    step = _step(stack, documents, labels)
+    if step is None:
+        return []
+    forwards: list[Forward] = []
 
     def keep(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         try:
@@ -105,16 +130,22 @@ def _trained(stack: Stack, step: Callable[[], Any]) -> Trained | None:
             return
         if logits.requires_grad and logits.shape[-1] > int(ids.max()):
             logits.retain_grad()
-            seen.append((ids.detach(), logits))
+            held = tree_leaves(dict(out) if isinstance(out, Mapping) else getattr(out, "__dict__", out))
+            alike = [one for one in held if isinstance(one, Tensor) and one.shape[-2:] == logits.shape[-2:]]
+            forwards.append(Forward(ids.detach(), logits, len(alike)))
 
     hook = stack.module.register_forward_hook(keep, with_kwargs=True)
     try:
         gradients_of(stack.modules, step)
     finally:
         hook.remove()
+    return forwards
+
+
+def _trained(forwards: list[Forward]) -> Trained:
     at = dict.fromkeys((*_WORDS, 1), 0)
     outputs = 0
-    for ids, logits in seen:
+    for ids, logits, _ in forwards:
         if logits.grad is None:
             continue
         for row, column in logits.grad.abs().amax(-1).nonzero().tolist():
@@ -122,13 +153,21 @@ def _trained(stack: Stack, step: Callable[[], Any]) -> Trained | None:
             for distance in at:
                 inside = 0 <= column + distance < ids.shape[1]
                 at[distance] += inside and int(ids[row, column + distance]) == target
-    return Trained(outputs, at) if outputs else None
+    return Trained(outputs, at, all(forward.alike <= 1 for forward in forwards))
 
 
-def _is_causal(stack: Stack, document: list[int]) -> bool:
-    """Whether the model is promised to be causal, or another last token changes no earlier output."""
-    if stack.promises.causal is not None:
-        return stack.promises.causal
-    other = next(int(token) for token in stack.vocabulary if int(token) != document[-1])
-    (first,), (second,) = stack.outputs([document]), stack.outputs([[*document[:-1], other]])
-    return torch.allclose(first[:-1], second[:-1], rtol=1e-6, atol=1e-9)
+def _reads_up_to_own(stack: Stack, document: list[int]) -> bool:
+    """Whether the first output of the step that another token changes is that token's own. It is not in models of both
+    directions, nor in those that move their tokens or hidden states: their targets are at other distances."""
+    middle = len(document) // 2
+    other = exchanged(document, stack.vocabulary, middle, middle + 1)
+    forwards = [_forwards(stack, [row])[:1] for row in (document, other)]
+    if not all(forwards):
+        return False
+    (first,), (second,) = forwards
+    changed = (first.ids != second.ids).nonzero().tolist() if first.ids.shape == second.ids.shape else []
+    if len(changed) != 1:
+        return False
+    row, column = changed[0]
+    differs = ~torch.isclose(first.logits[row], second.logits[row], rtol=1e-6, atol=1e-9).all(-1)
+    return differs.nonzero().flatten().tolist()[:1] == [column]
