@@ -185,23 +185,93 @@ def test_a_sliding_window_hides_what_is_behind_it(tmp_path):
     assert f"{hidden} tokens of {hidden + 4} are not to be seen from here" in steps["mask"].says
 
 
-@pytest.mark.parametrize("name", ["bert", "falcon", "gpt_oss"])
-def test_of_a_foreign_model_the_call_alone_is_seen(folder, monkeypatch, name):
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_transformers_class_has_the_steps_of_the_family_here(folder, monkeypatch, name):
+    """Two implementations: of the second nothing is known, and its modules are found by what they read and give."""
+    known = step(TEXT, (1, 2), "knows", open_model(folder(name)))
     monkeypatch.setattr("saccade.inspection._open.is_known", lambda model_type: False)
-    model = open_model(folder(name))
+    found = step(TEXT, (1, 2), "knows", open_model(folder(name)))
+    assert [(each.id, each.formula) for each in found] == [(each.id, each.formula) for each in known]
+    assert found.notes == known.notes
+    for ours, theirs in zip(found, known, strict=True):
+        for one, two in zip(ours.vectors, theirs.vectors, strict=True):
+            assert one.name == two.name
+            np.testing.assert_allclose(one.values, two.values, atol=1e-5 * max(1.0, np.abs(two.values).max()))
+
+
+SMALL = dict(
+    hidden_size=24, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1, intermediate_size=29,
+    max_position_embeddings=47, head_dim=10, pad_token_id=0,
+)  # fmt: skip
+LINEAR = dict(
+    linear_num_key_heads=1, linear_num_value_heads=1, linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2,
+    num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+)  # fmt: skip
+FOREIGN = {
+    "Gemma2": (dict(query_pre_attn_scalar=7), "y = x + norm(a)", "pre_feedforward_layernorm", ()),
+    "Olmo2": ({}, "y = x + norm(a)", "mlp", ("norm",)),
+    "Granite": (dict(residual_multiplier=0.3), "y = x + 0.3 · a", "post_attention_layernorm", ()),
+    "Qwen3Next": (
+        {**LINEAR, "layer_types": ["full_attention"] * 2}, "y = x + a", "post_attention_layernorm", ()
+    ),
+    "Phi3": ({}, "y = x + a", "post_attention_layernorm", ()),
+    "Glm": (dict(partial_rotary_factor=0.4), "y = x + a", "post_attention_layernorm", ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_the_modules_of_a_foreign_model_are_found(tmp_path, name):
+    """Norms behind a layer and over all heads, factors, gates, fused projections, rotations of a part."""
+    more, formula, reads_y, missing = FOREIGN[name]
+    config = getattr(transformers, f"{name}Config")(**SMALL, **more)
+    kind = getattr(transformers, f"{name}Model")
+    made = checkpoints._saved(tmp_path / "m", kind, config, checkpoints._sentence_pieces())
+    model = open_model(made)
+    assert model.stack is None
+    layer, seen = model.module.layers[1], {}
+    hooks = [
+        layer.register_forward_pre_hook(lambda module, given: seen.__setitem__("x", given[0])),
+        layer.self_attn.register_forward_hook(lambda module, given, out: seen.__setitem__("a", out[0])),
+        getattr(layer, reads_y).register_forward_pre_hook(lambda module, given: seen.__setitem__("y", given[0])),
+    ]
+    model.run(model.whole(model.encode(TEXT).ids), lambda at, call: seen.__setitem__(at, call))
+    for hook in hooks:
+        hook.remove()
+    steps = step(TEXT, (1, 2), "knows", model)
+    call = seen[1]
+    close(steps.numbers.placed[0], call.query[0, 2, steps.row])
+    close(steps.numbers.placed[1], call.key[0, 0])
+    close(steps.output, call.out[0, 2, steps.row])
+    close(vector(steps, "stream", "x"), seen["x"][0, steps.row])
+    close(vector(steps, "output", "a"), seen["a"][0, steps.row])
+    close(vector(steps, "residual", "y"), seen["y"][0, steps.row])
+    assert steps["residual"].formula == formula and "seen" not in " ".join(steps.notes)
+    assert [id for id in ("norm", "position") if id not in [each.id for each in steps]] == list(missing)
+    if name == "Qwen3Next":
+        assert "gate" in steps["concat"].says
+    if name == "Olmo2":
+        assert "all heads together" in steps["head norm"].says
+
+
+def test_what_is_not_found_is_said_and_the_call_alone_is_shown(tmp_path):
+    """BitNet has a norm between the heads and the output projection."""
+    config = transformers.BitNetConfig(**{**SMALL, "head_dim": 8})
+    made = checkpoints._saved(tmp_path / "m", transformers.BitNetModel, config, checkpoints._sentence_pieces())
+    model, seen = open_model(made), []
     steps = step(TEXT, (1, 1), "knows", model)
-    seen = []
-    ids = model.whole(model.encode(TEXT).ids)
-    model.run(ids, lambda layer, call: seen.append(call))
+    model.run(model.whole(model.encode(TEXT).ids), lambda layer, call: seen.append(call))
     weights = saccade.attention_weights(seen[1].query, seen[1].key, **seen[1].scoring())
     close(steps.weights, weights[0, 1, steps.row], 1e-6)
     close(steps.output, seen[1].out[0, 1, steps.row])
     ids_of_steps = [s.id for s in steps]
     assert ids_of_steps[:2] == ["token", "given"] and "output" not in ids_of_steps
-    assert "the modules of this model are not Saccade's" in steps.notes[-1]
-    if name == "gpt_oss":
-        assert steps.scores.sink is not None and steps.weights.sum() < 1 - 1e-8
-        assert "sink" in steps["softmax"].formula
+    assert "since no matrix reads the outputs of its heads, as they are or times a sigmoid" in steps.notes[-1]
+
+
+def test_the_sink_of_a_foreign_model(folder):
+    steps = step(TEXT, (1, 1), "knows", open_model(folder("gpt_oss")))
+    assert steps.scores.sink is not None and steps.weights.sum() < 1 - 1e-8
+    assert "sink" in steps["softmax"].formula and "output" in [s.id for s in steps]
 
 
 class Toy(TextModel):

@@ -10,6 +10,7 @@ TESTS = (
     "tests/attribution/test_attributed_models.py",
     "tests/attribution/test_any_stream.py",
 )
+STEPS, OF_STEPS = "src/saccade/see/inspection/_steps/_found.py", ("tests/inspection/test_steps.py",)
 
 FAULTS = (
     Fault(
@@ -150,7 +151,7 @@ FAULTS = (
     ),
     Fault(
         "layers-by-count",
-        f"{HOME}/_running_modules.py",
+        "src/saccade/interception/_running_modules.py",
         "self._alone and 0 < place.calls < self._calls",
         "0 < place.calls < self._calls",
         TESTS,
@@ -163,6 +164,22 @@ FAULTS = (
         "for some in wanted.any(0).any(1).nonzero()[-1:, 0].split(_ROWS):",
         TESTS,
         "Of several rows that are read, one is split over the tokens.",
+    ),
+    Fault(
+        "gain-as-weight",
+        STEPS,
+        "[weight, 1 + weight]",
+        "[weight]",
+        OF_STEPS,
+        "Gemma's norms, which keep the gain less 1, are unknown.",
+    ),
+    Fault(
+        "rotation-of-all-pairs",
+        STEPS,
+        "for turned in range(width - width % 2, 0, -2):",
+        "for turned in [width - width % 2]:",
+        OF_STEPS,
+        "A rotation of a part of each head is unknown.",
     ),
     Fault(
         "sum-unchecked",

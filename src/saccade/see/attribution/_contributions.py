@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...interception._running_modules import Layers
 from ...operator._call import ObservedCall
 from ...support._evaluating import evaluating
 from ..inspection import weights_of
@@ -22,7 +23,6 @@ from ..intervention._intervene import NoCall
 from ._components import BIASES, POSITION, TOKEN, TYPE, Component, exact
 from ._input import Input
 from ._nodes import before, in_order
-from ._running_modules import Layers
 from ._runs import edited
 from ._stream import graph_of, node_of, nonlinear, reads
 from ._traced_run import Calls, Enough, Held, Leaf, Made, NoStream, SeenCall, TracedRun, traced

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ...interception._running_modules import Entry, Place, following
 from ...operator._call import AttentionCall, ObservedCall
 from ..intervention._edit import CallPart, CallPlace, Edit
 from ._nodes import before, name_of
-from ._running_modules import Entry, Place, following
 from ._runs import ALL, edited
 
 _SPREADS = frozenset("norm vector_norm std var std_mean var_mean".split())

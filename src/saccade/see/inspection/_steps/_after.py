@@ -91,15 +91,19 @@ class AfterWeights(Writer):
             return
         x = numbers.stream
         assert x is not None
-        formula, more = "y = x + a", ""
+        formula, more = f"x + {'a' if around.after is None else 'norm(a)'}", ""
+        if around.factor != 1.0:
+            formula, more = formula.replace("+ ", f"+ {around.factor:.4g} · "), " It is added with a fixed factor."
+        if around.after is not None:
+            more = f" A norm rescales it first.{more}"
         if around.placement == "post":
-            formula, more = "y = norm(x + a)", " A norm then rescales the sum."
+            formula, more = f"norm({formula})", f"{more} A norm then rescales the sum."
         elif around.placement == "parallel":
-            more = " The feed-forward layer's output is added at the same time; it is not in y here."
+            more += " The feed-forward layer's output is added at the same time; it is not in y here."
         yield Step(
             "residual",
             "Residual",
-            formula,
+            f"y = {formula}",
             f"x {shape(x)}, a {shape(numbers.written)}, y {shape(numbers.result)}",
             "What attention found is added to what the token had: it writes into the vector and does not replace it."
             + more,

@@ -36,7 +36,7 @@ class BeforeScores(Writer):
             return
         if self.inputs.layer or self.inputs.crosses:
             yield self._stream()
-        if around.placement != "post":
+        if around.placement not in ("post", "bare"):
             yield self._norm()
         yield self._projections()
         if around.query_norm is not None and numbers.head_normed is not None:
@@ -50,7 +50,7 @@ class BeforeScores(Writer):
         assert around is not None and numbers.projected is not None and numbers.normed is not None
         query, key, value = numbers.projected
         bias = " + b" if around.query.bias is not None else ""
-        n = "x" if around.placement == "post" else "n"
+        n = "x" if around.placement in ("post", "bare") else "n"
         read, widths, key_name = n, f"{n} ({len(numbers.normed)},)", self.name
         if around.context is not None:
             row = int(numbers.softmax.weights.argmax())
@@ -173,12 +173,15 @@ class BeforeScores(Writer):
         )
 
     def _head_norm(self, query: np.ndarray, key: np.ndarray) -> Step:
+        around = self.inputs.around
+        assert around is not None and around.query_norm is not None
+        heads = "each head" if around.query_norm.sizes is None else "all heads together"
         return Step(
             "head norm",
             "Norm of query and key",
             "q = norm(q),  k_j = norm(k_j)",
             f"q {shape(query)}, k {shape(key)}",
-            "A norm rescales queries and keys of each head, so that scores cannot grow without bound.",
+            f"A norm rescales queries and keys of {heads}, so that scores cannot grow without bound.",
             vectors=(
                 Vector(f"q of {self.name}", query, "query"),
                 *([] if self.inputs.crosses else [Vector(f"k of {self.name}", key[self.inputs.row], "key")]),

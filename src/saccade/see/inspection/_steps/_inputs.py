@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from ....interception._hooks import hooked
-from ....make.models.text.encoder_decoder import EncoderDecoder
 from ....operator._biases import Bias, RelativeScores, Span, TensorBias
 from ....operator._call import CheckedCall, ObservedCall
 from ....operator._checks import make_call
@@ -26,7 +25,7 @@ from ....operator.nn.attention import MultiHeadAttention
 from ....operator.nn.norm import RMSNorm
 from ....operator.nn.stacks import Stack
 from ....operator.positions import Rotary
-from .._models import LayerObserver, TextModel, weights_of
+from .._models import LayerObserver, weights_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +49,14 @@ class Norm:
     eps: float
     weight: np.ndarray | None
     bias: np.ndarray | None
+    sizes: np.ndarray | None = (
+        None  # (L, 1) or (1,), what each row of one head is divided by if the norm is of all heads
+    )
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """(..., E) to the same shape."""
         x = x - x.mean(-1, keepdims=True) if self.kind == "layer" else x
-        out = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps)
+        out = x / (np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) if self.sizes is None else self.sizes)
         out = out if self.weight is None else out * self.weight
         return out if self.bias is None else out + self.bias
 
@@ -82,13 +84,13 @@ class Rotation:
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """The modules and tensors around the call, for blocks of Saccade."""
+    """The modules and tensors around the call."""
 
     embedded: np.ndarray  # (E,) input of the first layer, at this row
     stream: Tensor  # (L, E) input of the block: the residual stream, in the model's dtype
     read: Tensor  # (L, E) input of the attention module
     written: np.ndarray  # (E,) output of the attention module
-    placement: str  # of the norm: "pre", "post" or "parallel"
+    placement: str  # of the norm: "pre", "post", "parallel", or "bare" where projections read the stream as it is
     norm: Norm | None  # None for another kind of norm
     query: LinearStep
     key: LinearStep
@@ -99,6 +101,9 @@ class Surroundings:
     gate: LinearStep | None
     output: LinearStep
     context: Tensor | None = None  # (Lk, C) input of keys and values in cross-attention; None: the stream
+    after: Norm | None = None  # of the output, before it is added
+    factor: float = 1.0  # of the output, where it is added
+    adds: bool = True  # whether it is known where the output is added
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,22 +241,6 @@ def _visible_row(call: CheckedCall, head: int, row: int, item: int) -> np.ndarra
 
 
 # A model that reads a text
-
-
-def of_model(model: TextModel, tokens: Tensor, head: tuple[int, int], row: int) -> HeadInputs:
-    """The inputs of ``row`` in ``head`` (layer, head) as ``model`` reads ``tokens`` (1, L)."""
-    if model.stack is not None:
-        part = "encoder" if isinstance(model.module, EncoderDecoder) else ""
-        return of_stack(model.stack, head, row, lambda observe: model.run(tokens, observe), part)
-    layer, number = head
-    inputs: list[HeadInputs] = []
-
-    def keep(at: int, call: ObservedCall) -> None:
-        if at == layer:
-            inputs.append(of_call(call, number, row, layer))
-
-    model.run(tokens, keep)
-    return inputs[0]
 
 
 def of_stack(

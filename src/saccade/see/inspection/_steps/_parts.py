@@ -189,9 +189,9 @@ class HeadNumbers:
     def result(self) -> np.ndarray | None:
         """(E,) the residual stream after attention."""
         around = self.inputs.around
-        if around is None or self.written is None or self.stream is None:
+        if around is None or self.written is None or self.stream is None or not around.adds:
             return None
-        total = self.stream + self.written
+        total = self.stream + around.factor * (self.written if around.after is None else around.after(self.written))
         if around.placement == "post":
             return None if around.norm is None else around.norm(total)
         return total
@@ -215,6 +215,6 @@ class HeadNumbers:
 
 def _read(around: Surroundings, rows: slice) -> np.ndarray:
     """The input of the query projection in these rows: normed if the norm comes first."""
-    if around.placement == "post":
+    if around.placement in ("post", "bare"):
         return numbers(around.stream[rows])
     return numbers(around.read[rows]) if around.norm is None else around.norm(numbers(around.stream[rows]))

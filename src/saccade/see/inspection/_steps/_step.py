@@ -20,7 +20,8 @@ from .._published import as_text_model
 from .._targets import token_labels, token_names
 from ._chosen_head import Head, checked_place, most_telling
 from ._chosen_word import asking
-from ._inputs import of_call, of_model
+from ._found import of_model
+from ._inputs import of_call
 from ._pair import steps_of_target
 from ._result import Steps
 from ._written import title_of, written_steps
@@ -92,15 +93,17 @@ def step_of_tokens(
         >>> step_of_tokens(model, ids, labels, head=(0, 5), row=2)
         <Steps of ' do' in head 0.5: 12 steps, 4 keys>
     """
-    inputs = of_model(model, ids, head, row)
+    inputs, unknown = of_model(model, ids, head, row)
     table, token = model.embedding, int(ids[0, row])
     known = None if table is None else (token, table.weight[token].detach().cpu().double().numpy())
     notes = list(notes)
-    if inputs.around is None:
+    if unknown:
         notes.append(
-            "the modules of this model are not Saccade's, so only its attention call is seen: norm, projections and "
-            "positions come before it, the output projection after it"
+            f"of this layer only the attention call is seen, since {unknown}: norm, projections and positions come "
+            "before it, the output projection after it"
         )
+    elif inputs.around is not None and not inputs.around.adds:
+        notes.append("where the output of attention is added to the residual stream was not seen")
     steps = written_steps(inputs, labels, known, without, notes, names=names)
     return replace(steps, model=model.name, layers=model.layers)
 

@@ -44,6 +44,18 @@ def following(module: nn.Module, running: list[Entry]) -> Iterator[None]:
         yield
 
 
+def layer_runs(calls: Sequence[tuple[Entry, ...]]) -> list[Entry | None]:
+    """The run of each call's layer: the outermost one without another call. None where there is none."""
+    around = Counter(entry.number for within in calls for entry in within)
+    found: list[Entry | None] = []
+    for within in calls:
+        alone = [entry for entry in within if around[entry.number] == 1]
+        if len(calls) == 1:  # of one layer, nothing but the number in its path says where it begins
+            alone = [entry for entry in alone if entry.path.rpartition(".")[2].isdigit()]
+        found.append(alone[0] if alone else None)
+    return found
+
+
 class Place(NamedTuple):
     """Where an operation ran: inside which modules, and after how many attention calls."""
 
@@ -54,9 +66,9 @@ class Place(NamedTuple):
 class Layers:
     """The attention call whose layer an operation belongs to.
 
-    A call's layer is the outermost run that has no other call in it, such as a block. Operations outside of all layers
-    belong to the call before them where layers are attention alone, as in a model that has attention and feed-forward
-    layers in two lists; everything else, such as a head or a layer without attention, goes by its path.
+    A call's layer is that of `layer_runs`, such as a block. Operations outside of all layers belong to the call before
+    them where layers are attention alone, as in a model that has attention and feed-forward layers in two lists;
+    everything else, such as a head or a layer without attention, goes by its path.
 
     Args:
         calls: the runs around each attention call.
@@ -67,13 +79,7 @@ class Layers:
         self._calls = len(calls)
         self._around = Counter(entry.number for within in calls for entry in within)
         self._first = {entry.number: call for call in reversed(range(len(calls))) for entry in calls[call]}
-        self._layer: dict[int, int] = {}
-        for call, within in enumerate(calls):
-            alone = [entry for entry in within if self._around[entry.number] == 1]
-            if len(calls) == 1:  # of one layer, nothing but the number in its path says where it begins
-                alone = [entry for entry in alone if entry.path.rpartition(".")[2].isdigit()]
-            if alone:
-                self._layer[alone[0].number] = call
+        self._layer = {run.number: call for call, run in enumerate(layer_runs(calls)) if run is not None}
         self._alone = not any(entry.number in self._layer for place in places for entry in place.within)
         self._behind = self._behind_the_last_call(places) if self._alone else frozenset()
 
