@@ -243,7 +243,7 @@ class Written(nn.Module):
         self.table, self.out = nn.Embedding(31, 24), nn.Linear(24, 31)
         heads = saccade.nn.AttentionConfig(24, heads=HEADS)
         self.attentions = nn.ModuleList(saccade.nn.MultiHeadAttention(heads) for _ in range(2))
-        self.norms = nn.ModuleList(nn.LayerNorm(24) for _ in range(4))
+        self.norms = nn.ModuleList(nn.LayerNorm(24) for _ in range(5))
         self.ups = nn.ModuleList(nn.Linear(24, 29) for _ in range(2))
         self.downs = nn.ModuleList(nn.Linear(29, 24) for _ in range(2))
         self.act, self.linear, self.frozen = act, linear, frozen
@@ -263,7 +263,7 @@ class Written(nn.Module):
         x = self.table(ids)
         for part in self.parts:
             x = part(x)
-        return self.out(x)
+        return self.out(self.norm(self.norms[4], x))
 
 
 class Both(nn.Module):
@@ -383,6 +383,7 @@ class Reads(Written):
         x = self.table(ids)
         for part in self.parts:
             x = part(x)
+        x = self.norm(self.norms[4], x)
         return self.out(0.5 * x + torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1])
 
 

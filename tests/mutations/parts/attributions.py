@@ -56,7 +56,7 @@ FAULTS = (
     Fault(
         "scale-of-norms",
         f"{HOME}/_traced_run.py",
-        "            return _scale_detached(func(*args, **kwargs))\n",
+        "            return _scale_detached(func, args, kwargs)\n",
         "            return func(*args, **kwargs)\n",
         TESTS,
         "A norm of another library ends the stream.",
@@ -128,8 +128,8 @@ FAULTS = (
     Fault(
         "mean-of-moments",
         f"{HOME}/_traced_run.py",
-        "else (out[0].detach(), *out[1:])",
-        "else tuple(each.detach() for each in out)",
+        "return out[0].detach(), mean.view_as(out[1])",
+        "return out[0].detach(), mean.view_as(out[1]).detach()",
         TESTS,
         "The mean that is computed with a variance is held as well.",
     ),

@@ -240,7 +240,7 @@ class TracedRun(TorchFunctionMode):
             return _of_length_1(*args, **kwargs)
         if name in _SPREADS or ((name in _ROOTS or (name in _POWERS and _is_root(args))) and self._is_of_all(args[0])):
             self.scaled.add(self.path)
-            return _scale_detached(func(*args, **kwargs))
+            return _scale_detached(func, args, kwargs)
         if name in _WITH_BIAS:
             x, weight, bias, *more = _named(args, kwargs, "input", "weight", "bias")
             x = self._last_rows(x, weight) if name == "linear" else x
@@ -444,9 +444,14 @@ def _is_root(args: Sequence[Any]) -> bool:
     return isinstance(exponent, (int, float)) and (exponent < 0 or exponent != int(exponent))
 
 
-def _scale_detached(out: Any) -> Any:
-    """The scale as a constant; of a variance and a mean, the variance is the scale."""
-    return out.detach() if isinstance(out, Tensor) else (out[0].detach(), *out[1:])
+def _scale_detached(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The scale as a constant; of a variance and a mean, the mean is linear, which their common node does not say."""
+    out = func(*args, **kwargs)
+    if isinstance(out, Tensor):
+        return out.detach()
+    axes = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is not bool else None)
+    mean = args[0].mean() if axes is None else args[0].mean(axes, keepdim=True)
+    return out[0].detach(), mean.view_as(out[1])
 
 
 def _of_length_1(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **_: Any) -> Tensor:
