@@ -296,7 +296,7 @@ def test_an_edit_is_seen_by_the_next_call(name):
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.sampled_from(sorted(EDITS)), st.integers(0, 11)), min_size=2, max_size=7))
 def test_any_edits_one_after_another(edits):
     edited([name for name, _ in edits], [draw for _, draw in edits])

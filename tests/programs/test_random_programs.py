@@ -108,6 +108,6 @@ def test_random_functions(score, mask):
 
 @pytest.mark.slow
 @given(**CASES)
-@settings(max_examples=2000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, suppress_health_check=list(HealthCheck))
 def test_many_random_functions(score, mask):
     compare(score, mask)
