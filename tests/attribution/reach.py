@@ -14,6 +14,7 @@ import argparse
 import re
 import sys
 import textwrap
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -42,10 +43,10 @@ encoder-decoders. Made by `python tests/attribution/reach.py --page {page}`.
 
 {counts}
 
-Types where something does not work, with the reason:
+Where something does not work, the reason and the types:
 
-| type | tool | reason |
-|---|---|---|
+| reason | tools and types |
+|---|---|
 {rows}
 """
 
@@ -79,13 +80,21 @@ def importance(model: Any) -> None:
 def patching(model: Any) -> None:
     first = calls_of(reader(model))[0]
     found = saccade.patching(reader(model), IDS, OTHER, last_state, by="exact", heads={first: None})
-    assert torch.isfinite(found.exact.values).any() and found.exact.values.any(), "no effect"
+    check_effects(found.exact, [first])
 
 
 def paths(model: Any) -> None:
-    last = calls_of(reader(model))[-1]
+    *earlier, last = calls_of(reader(model))
     found = saccade.patching(reader(model), IDS, OTHER, last_state, by="gradient", through=(last, None, "query"))
-    assert torch.isfinite(found.gradient.values).any(), "no effect"
+    check_effects(found.gradient, earlier)
+
+
+def check_effects(found: Any, patched: list[str]) -> None:
+    """All heads of these calls have an effect that is a number, and some have one that is not 0."""
+    by_call = found.values.split([call.heads for call in found.calls])
+    values = torch.cat([own for call, own in zip(found.calls, by_call, strict=True) if call.name in patched])
+    assert torch.isfinite(values).all(), "effects are not finite"
+    assert values.any(), "no effect"
 
 
 def prune(model: Any) -> None:
@@ -145,9 +154,20 @@ def outcome(tool: Callable[[Any], None], kind: str) -> str:
                 raise
             tool(model.float())
     except Exception as error:
-        said = re.sub(r"^\w+: ", "", " ".join(str(error).split())) or type(error).__name__
-        return textwrap.shorten(said, 140, placeholder=" ...").replace("|", "\\|")
+        return reason(error)
     return WORKS
+
+
+def reason(error: Exception) -> str:
+    """What the error says, without names that differ from type to type; and who raised it, if not Saccade."""
+    said = re.sub(r"^\w+: ", "", " ".join(str(error).split()))
+    said = re.sub(r"^\w+(?= has no attention)", "it", said)
+    said = re.sub(r"a torch\.\w+ tensor \([\d, ]+\)", "a tensor", said)
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    own = next(file for file in reversed(files) if re.search("/(saccade|transformers|attribution|verification)/", file))
+    if "/transformers/" in own:
+        said = f"transformers raises {type(error).__name__}: {said}"
+    return textwrap.shorten(said or type(error).__name__, 160, placeholder=" ...").replace("|", "\\|")
 
 
 def main() -> None:
@@ -168,21 +188,22 @@ def main() -> None:
     ]
     print("\n".join(counts))
     if given.page:
-        rows = [row for kind in kinds for row in reasons(kind, {name: found[kind, name] for name in TOOLS})]
-        page = HEADER.format(page=given.page, counts="\n".join(counts), rows="\n".join(rows))
+        page = HEADER.format(page=given.page, counts="\n".join(counts), rows="\n".join(rows(found)))
         Path(given.page).write_text(page)
 
 
-def reasons(kind: str, said: dict[str, str]) -> list[str]:
-    """Rows of the table: tools with the same reason are one."""
-    tools: dict[str, list[str]] = {}
-    for name, reason in said.items():
-        if reason != WORKS:
-            tools.setdefault(reason, []).append(name)
-    return [
-        f"| {kind} | {'all' if len(names) == len(TOOLS) else ', '.join(names)} | {reason} |"
-        for reason, names in tools.items()
-    ]
+def rows(found: dict[tuple[str, str], str]) -> list[str]:
+    """The table: each reason once, that of most types first, with the types by the tools that it holds for."""
+    types: dict[str, dict[str, list[str]]] = {}
+    for kind in dict.fromkeys(kind for kind, _ in found):
+        for said in dict.fromkeys(found[kind, name] for name in TOOLS):
+            names = [name for name in TOOLS if found[kind, name] == said]
+            if said != WORKS:
+                tools = "all" if len(names) == len(TOOLS) else ", ".join(names)
+                types.setdefault(said, {}).setdefault(tools, []).append(kind)
+    most_first = sorted(types.items(), key=lambda item: -sum(map(len, item[1].values())))
+    by_reason = {said: [f"{tools}: {', '.join(kinds)}" for tools, kinds in held.items()] for said, held in most_first}
+    return [f"| {said} | {'; '.join(held)} |" for said, held in by_reason.items()]
 
 
 if __name__ == "__main__":
