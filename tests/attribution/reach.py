@@ -35,15 +35,24 @@ OTHER = torch.tensor([[3, 11, 43, 7, 5, 13, 31, 17, 71, 23, 41]])
 POSITION, TARGET, AGAINST, QUERY, KEY = 8, 5, 17, 8, 3
 WORKS, PAGE = "works", "docs/explained-models.md"
 IN_SINGLE = ("Double", "dtype", "overflow")  # in errors of models that do not run in float64
+DIFFERS = {  # in errors, from type to type
+    r"^\w+( has no attention .* modules).*": r"it\1",
+    r"\. Not reached: .*|; it ends at .*": "",
+    r"attention call \d+": "an attention call",
+    r"a torch\.\w+ tensor \([\d, ]+\)": "a tensor",
+    r"\w+(\.\w+){2,}": "X",
+    r"\[[-\d, ]+[])]": "[...]",
+    r"'\w+Config' object": "its configuration",
+}
 HEADER = """# Which models explain themselves
 
-For people who study a model of transformers: on which types the tools work, measured on one tiny random model of each
-type that transformers can make here, with ids as input. `attribute` needs logits of tokens, so it is not for
-encoder-decoders. Made by `python tests/attribution/reach.py --page {page}`.
+For people who study a model of transformers: the types on which the tools work. Each type that transformers can make
+here is one tiny random model, which reads token ids. `attribute` needs logits of tokens, so it does not work on
+encoder-decoders. `python tests/attribution/reach.py --page {page}` writes this page.
 
 {counts}
 
-Where something does not work, the reason and the types:
+What does not work, by reason. X is a part of the model, N a number:
 
 | reason | tools and types |
 |---|---|
@@ -59,7 +68,7 @@ def attribute(model: Any) -> None:
 
 def why(model: Any) -> None:
     found = saccade.why_attends(model, IDS, QUERY, KEY)
-    assert found.matrix.any(), "no share"
+    assert found.matrix.any(), "all shares are 0"
     size = float(found.matrix.abs().sum())
     assert abs(found.remainder) < 1e-3 * size, f"the logit is {found.logit:.3g}, the sum {found.total:.3g}"
 
@@ -91,10 +100,12 @@ def paths(model: Any) -> None:
 
 def check_effects(found: Any, patched: list[str]) -> None:
     """All heads of these calls have an effect that is a number, and some have one that is not 0."""
-    by_call = found.values.split([call.heads for call in found.calls])
-    values = torch.cat([own for call, own in zip(found.calls, by_call, strict=True) if call.name in patched])
+    by_call = zip(found.calls, found.values.split([call.heads for call in found.calls]), strict=True)
+    values = torch.cat(
+        [own for call, own in by_call if any(f"{call.name}.".startswith(f"{name}.") for name in patched)]
+    )
     assert torch.isfinite(values).all(), "effects are not finite"
-    assert values.any(), "no effect"
+    assert values.any(), "the effects of all heads are 0"
 
 
 def prune(model: Any) -> None:
@@ -159,15 +170,19 @@ def outcome(tool: Callable[[Any], None], kind: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What the error says, without names that differ from type to type; and who raised it, if not Saccade."""
+    """What the error says, without what differs from type to type; and who raised it, if it is no message of ours."""
     said = re.sub(r"^\w+: ", "", " ".join(str(error).split()))
-    said = re.sub(r"^\w+(?= has no attention)", "it", said)
-    said = re.sub(r"a torch\.\w+ tensor \([\d, ]+\)", "a tensor", said)
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    own = next(file for file in reversed(files) if re.search("/(saccade|transformers|attribution|verification)/", file))
-    if "/transformers/" in own:
-        said = f"transformers raises {type(error).__name__}: {said}"
-    return textwrap.shorten(said or type(error).__name__, 160, placeholder=" ...").replace("|", "\\|")
+    for differs, instead in DIFFERS.items():
+        said = re.sub(differs, instead, said)
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1]
+    ours = re.search("/(saccade|attribution|verification)/", last.filename)
+    if not ours or not (last.line or "").startswith(("raise", "assert")):
+        theirs = any(re.search("/(transformers|huggingface_hub)/", frame.filename) for frame in frames)
+        said = (
+            f"{'transformers' if theirs else 'Saccade'} raises {type(error).__name__}: {re.sub(r'[0-9]+', 'N', said)}"
+        )
+    return textwrap.shorten(said, 160, placeholder=" ...").replace("|", "\\|")
 
 
 def main() -> None:
@@ -202,7 +217,7 @@ def rows(found: dict[tuple[str, str], str]) -> list[str]:
                 tools = "all" if len(names) == len(TOOLS) else ", ".join(names)
                 types.setdefault(said, {}).setdefault(tools, []).append(kind)
     most_first = sorted(types.items(), key=lambda item: -sum(map(len, item[1].values())))
-    by_reason = {said: [f"{tools}: {', '.join(kinds)}" for tools, kinds in held.items()] for said, held in most_first}
+    by_reason = {said: [f"{tools}: `{', '.join(kinds)}`" for tools, kinds in held.items()] for said, held in most_first}
     return [f"| {said} | {'; '.join(held)} |" for said, held in by_reason.items()]
 
 
