@@ -19,7 +19,7 @@ from ....support._whole_file import whole_file
 from .gguf import SUFFIX
 from .reading import read_json, weights_digest
 
-NAME = "heads.json"
+HEADS = "heads.json"
 ROLE_NAMES = {
     "previous": "previous token",
     "next": "next token",
@@ -54,14 +54,14 @@ class KeptRoles:
     @property
     def beside(self) -> Path:
         """`heads.json` in the folder; for `model.gguf` `model.heads.json` beside it."""
-        return self.weights.with_suffix(f".{NAME}") if self.weights.suffix == SUFFIX else self.weights / NAME
+        return self.weights.with_suffix(f".{HEADS}") if self.weights.suffix == SUFFIX else self.weights / HEADS
 
     @property
     def cached(self) -> Path:
         """The file in `saccade` in the user's cache folder (`XDG_CACHE_HOME`, or `~/.cache`), by the weights' path."""
         at = self.weights.resolve()
         folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "saccade"
-        return folder / f"{at.name}-{hashlib.sha256(str(at).encode()).hexdigest()[:16]}.{NAME}"
+        return folder / f"{at.name}-{hashlib.sha256(str(at).encode()).hexdigest()[:16]}.{HEADS}"
 
     @cached_property
     def _digest(self) -> str:

@@ -26,7 +26,7 @@ from ....operator.variants import MechanismConfig
 from ....support._seeding import seeded
 from ....support._whole_file import whole_file
 from .._shortened import shortened
-from ..checkpoints.kept_roles import NAME as HEADS, KeptRoles
+from ..checkpoints.kept_roles import HEADS as HEADS, KeptRoles
 from ..checkpoints.reading import materialised, read_json
 from ..checkpoints.settings import CheckpointSettings
 from ..decoding.generating import GeneratingModel
