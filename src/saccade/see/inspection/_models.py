@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...make.models import LanguageModel
-from ...make.models.checkpoints.kept_roles import KeptRoles
+from ...make.models.checkpoints.kept_roles import KeptRoles, well_formed
 from ...make.models.decoding.generating import GeneratingModel
 from ...make.models.tokenizers.own import START
 from ...operator._call import ObservedCall
@@ -235,6 +235,10 @@ class SaccadeModel(TextModel):
         self.context = config.context
         self.before = (lm.tokenizer.start,)
         self.special = frozenset(self.before)
+        if lm.heads is not None and not well_formed(lm.heads, self.heads):
+            raise ValueError(
+                f"model: the heads of {self.name} are damaged, expected what measure_roles returns, or None"
+            )
         self._roles = lm.heads
 
     @property

@@ -87,7 +87,7 @@ class KeptRoles:
         measured = roles.pop("weights", None) if isinstance(roles, dict) else None
         if measured is not None and measured != self._digest:
             raise ValueError(f"{file}: measured on other weights")
-        if not _well_formed(roles, heads):
+        if not well_formed(roles, heads):
             raise ValueError(f"{file}: damaged, not the roles of this model's heads")
         if measured is None and not (self.own and file == self.beside):
             raise ValueError(f"{file}: does not name the weights it was measured on")
@@ -116,7 +116,8 @@ class KeptRoles:
         yield self.cached
 
 
-def _well_formed(roles: Any, heads: Sequence[int]) -> bool:
+def well_formed(roles: Any, heads: Sequence[int]) -> bool:
+    """Whether these are roles, as `measure_roles` returns them, of a model with so many heads by layer."""
     try:
         entries = all(
             0 <= one["layer"] < len(heads)
