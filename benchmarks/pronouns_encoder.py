@@ -16,7 +16,7 @@ looks by place, distance or frequency has 0, .50 and .50.
 The best of all heads is chosen on every other noun pair and every other adjective pair, and reported on the others.
 Intervals are Student's, over the noun pairs (adjectives averaged) or over the adjective pairs (nouns averaged),
 whichever is wider. Control: "Tom" instead of "it", who is neither of the two; what is left looks for the noun that fits
-the adjective, and not for what a pronoun means.
+the adjective, and not for what a pronoun means. The control chooses a head of its own on each half, as "it" does.
 
 Shape legend: S tokens that look (2), N noun pairs, A adjective pairs, F frames, O orders of the nouns (2), W adjectives
 of a pair (2), H heads of all layers.
@@ -125,14 +125,13 @@ def _written(mean: Mean) -> str:
 
 def page(model: TextModel) -> str:
     per_layer = model.heads[0]
-    one, all_, control = (
-        differences(model, THE_FRAME),
-        differences(model, MEANING),
-        differences(model, MEANING, "Tom"),
-    )
+    one, all_ = (differences(model, frames) for frames in (THE_FRAME, MEANING))
+    one_control, control = (differences(model, frames, "Tom") for frames in (THE_FRAME, MEANING))
     spots = {
         "sat on, animal first": one[0, :, :, :, :1],
         "sat on, thing first": one[0, :, :, :, 1:],
+        'sat on with "Tom", animal first, from Tom': one_control[0, :, :, :, :1],
+        'sat on with "Tom", thing first, from Tom': one_control[0, :, :, :, 1:],
         f"{len(MEANING)} frames, both orders": all_[0],
         "the same, from the adjective": all_[1],
         'the same with "Tom", from Tom': control[0],

@@ -83,6 +83,16 @@ def without(model: TextModel, heads: Heads) -> Any:
     return saccade.intervene(model.module, layers) if layers else torch.no_grad()
 
 
+def all_heads(model: TextModel) -> list[tuple[int, int]]:
+    return [(layer, head) for layer in range(model.layers) for head in range(model.heads[layer])]
+
+
+def controls(model: TextModel, heads: Heads) -> list[Heads]:
+    """As many other heads, DRAWS times."""
+    others = [head for head in all_heads(model) if head not in heads]
+    return [random.Random(seed).sample(others, len(heads)) for seed in range(DRAWS)]
+
+
 # --- where heads look ---------------------------------------------------------------------------------------------
 
 
@@ -138,15 +148,13 @@ def losses(model: TextModel, tokens: Tensor) -> Tensor:
 def ablated_decoder(model: TextModel, text: str, by_role: dict[str, list[tuple[int, int]]]) -> list[str]:
     tokens = windows(model, text, LONG)
     whole, lines = losses(model, tokens), []
-    everything = [(layer, head) for layer in range(model.layers) for head in range(model.heads[layer])]
     groups = {role: heads for role, heads in by_role.items() if role != "mixed"}
     for role, heads in groups.items():
         with without(model, heads):
             rise = losses(model, tokens) - whole
-        others = [head for head in everything if head not in heads]
         drawn = []
-        for seed in range(DRAWS):
-            with without(model, random.Random(seed).sample(others, len(heads))):
+        for others in controls(model, heads):
+            with without(model, others):
                 drawn.append(float((losses(model, tokens) - whole).mean()))
         lines.append(f"| {role}: {named(heads)} | {interval(rise)} | {interval(drawn)} |")
     for hidden in (0, 8):
@@ -173,16 +181,14 @@ def ablated_encoder(model: TextModel, text: str, by_role: dict[str, list[tuple[i
         with without(model, heads):
             return 1 - (vectors(model, tokens) * whole).sum(-1)
 
-    everything = [(layer, head) for layer in range(model.layers) for head in range(model.heads[layer])]
-    single = {head: float(change([head]).mean()) for head in everything}
-    ranked = sorted(everything, key=lambda head: -single[head])
+    single = {head: float(change([head]).mean()) for head in all_heads(model)}
+    ranked = sorted(single, key=lambda head: -single[head])
     lines = []
     for role in ("previous", "next", "duplicate", "sink", "broad"):
         heads = by_role.get(role, [])
         if heads:
             ranks = [ranked.index(head) + 1 for head in heads]
-            others = [head for head in everything if head not in heads]
-            drawn = [float(change(random.Random(seed).sample(others, len(heads))).mean()) for seed in range(DRAWS)]
+            drawn = [float(change(others).mean()) for others in controls(model, heads)]
             place = ", ".join(map(str, sorted(ranks)[:6])) + (", ..." if len(ranks) > 6 else "")
             lines.append(f"| {role} ({len(heads)}) | {interval(change(heads), 4)} | {interval(drawn, 4)} | {place} |")
     return lines
@@ -255,6 +261,15 @@ def metrics(model: TextModel, asked: Sequence[Prompt]) -> np.ndarray:
         return np.array([float(one.metric(model.module(one.clean))) for one in asked])
 
 
+def without_others(model: TextModel, asked: Sequence[Prompt], heads: Heads) -> tuple[str, str]:
+    """The metric and the share above 0 without as many other heads, over the draws."""
+    drawn = []
+    for others in controls(model, heads):
+        with without(model, others):
+            drawn.append(metrics(model, asked))
+    return interval([each.mean() for each in drawn]), interval([(each > 0).mean() for each in drawn])
+
+
 def prompt_tables(
     model: TextModel, by_role: dict[str, list[tuple[int, int]]]
 ) -> tuple[list[str], list[str], list[str]]:
@@ -266,7 +281,7 @@ def prompt_tables(
         for heads in (copying, previous):
             with without(model, heads):
                 left = metrics(model, asked)
-            cells += [interval(left), share(left > 0)]
+            cells += [interval(left), share(left > 0), *without_others(model, asked, heads)]
         right.append(f"| {kind} | {' | '.join(cells)} |")
         gap = found.clean - found.corrupted
         order = np.argsort(-np.abs(found.exact.mean(0)))[:6]
@@ -315,8 +330,9 @@ def page(decoder: TextModel, encoder: TextModel, text: str) -> str:
         f"| ablated | change | as many other heads, {DRAWS} draws | ranks of single heads |\n|---|---|---|---|",
         *ablated_encoder(encoder, text, of_encoder),
         f"## Prompts: log p(answer) - log p(other) in nats, and share above 0 ({PROMPTS} each)",
-        "| prompts | whole | share | without the copying heads | share | without the previous-token heads | share |\n"
-        "|---|---|---|---|---|---|---|",
+        f"| prompts | whole | share | without the copying heads | share | as many others, {DRAWS} draws | share "
+        f"| without the previous-token heads | share | as many others, {DRAWS} draws | share |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|",
         *right,
         "## Heads with the largest effects (nats, patched into the corrupted text)",
         "| prompts | head | role | exact | by gradient |\n|---|---|---|---|---|",

@@ -14,6 +14,7 @@ import argparse
 import re
 import sys
 import textwrap
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -34,18 +35,27 @@ OTHER = torch.tensor([[3, 11, 43, 7, 5, 13, 31, 17, 71, 23, 41]])
 POSITION, TARGET, AGAINST, QUERY, KEY = 8, 5, 17, 8, 3
 WORKS, PAGE = "works", "docs/explained-models.md"
 IN_SINGLE = ("Double", "dtype", "overflow")  # in errors of models that do not run in float64
+DIFFERS = {  # in errors, from type to type
+    r"^\w+( has no attention .* modules).*": r"it\1",
+    r"\. Not reached: .*|; it ends at .*": "",
+    r"attention call \d+": "an attention call",
+    r"a torch\.\w+ tensor \([\d, ]+\)": "a tensor",
+    r"\w+(\.\w+){2,}": "X",
+    r"\[[-\d, ]+[])]": "[...]",
+    r"'\w+Config' object": "its configuration",
+}
 HEADER = """# Which models explain themselves
 
-For people who study a model of transformers: on which types the tools work, measured on one tiny random model of each
-type that transformers can make here, with ids as input. `attribute` needs logits of tokens, so it is not for
-encoder-decoders. Made by `python tests/attribution/reach.py --page {page}`.
+For people who study a model of transformers: the types on which the tools work. Each type that transformers can make
+here is one tiny random model, which reads token ids. `attribute` needs logits of tokens, so it does not work on
+encoder-decoders. `python tests/attribution/reach.py --page {page}` writes this page.
 
 {counts}
 
-Types where something does not work, with the reason:
+What does not work, by reason. X is a part of the model, N a number:
 
-| type | tool | reason |
-|---|---|---|
+| reason | tools and types |
+|---|---|
 {rows}
 """
 
@@ -58,7 +68,7 @@ def attribute(model: Any) -> None:
 
 def why(model: Any) -> None:
     found = saccade.why_attends(model, IDS, QUERY, KEY)
-    assert found.matrix.any(), "no share"
+    assert found.matrix.any(), "all shares are 0"
     size = float(found.matrix.abs().sum())
     assert abs(found.remainder) < 1e-3 * size, f"the logit is {found.logit:.3g}, the sum {found.total:.3g}"
 
@@ -79,13 +89,23 @@ def importance(model: Any) -> None:
 def patching(model: Any) -> None:
     first = calls_of(reader(model))[0]
     found = saccade.patching(reader(model), IDS, OTHER, last_state, by="exact", heads={first: None})
-    assert torch.isfinite(found.exact.values).any() and found.exact.values.any(), "no effect"
+    check_effects(found.exact, [first])
 
 
 def paths(model: Any) -> None:
-    last = calls_of(reader(model))[-1]
+    *earlier, last = calls_of(reader(model))
     found = saccade.patching(reader(model), IDS, OTHER, last_state, by="gradient", through=(last, None, "query"))
-    assert torch.isfinite(found.gradient.values).any(), "no effect"
+    check_effects(found.gradient, earlier)
+
+
+def check_effects(found: Any, patched: list[str]) -> None:
+    """All heads of these calls have an effect that is a number, and some have one that is not 0."""
+    by_call = zip(found.calls, found.values.split([call.heads for call in found.calls]), strict=True)
+    values = torch.cat(
+        [own for call, own in by_call if any(f"{call.name}.".startswith(f"{name}.") for name in patched)]
+    )
+    assert torch.isfinite(values).all(), "effects are not finite"
+    assert values.any(), "the effects of all heads are 0"
 
 
 def prune(model: Any) -> None:
@@ -145,9 +165,24 @@ def outcome(tool: Callable[[Any], None], kind: str) -> str:
                 raise
             tool(model.float())
     except Exception as error:
-        said = re.sub(r"^\w+: ", "", " ".join(str(error).split())) or type(error).__name__
-        return textwrap.shorten(said, 140, placeholder=" ...").replace("|", "\\|")
+        return reason(error)
     return WORKS
+
+
+def reason(error: Exception) -> str:
+    """What the error says, without what differs from type to type; and who raised it, if it is no message of ours."""
+    said = re.sub(r"^\w+: ", "", " ".join(str(error).split()))
+    for differs, instead in DIFFERS.items():
+        said = re.sub(differs, instead, said)
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1]
+    ours = re.search("/(saccade|attribution|verification)/", last.filename)
+    if not ours or not (last.line or "").startswith(("raise", "assert")):
+        theirs = any(re.search("/(transformers|huggingface_hub)/", frame.filename) for frame in frames)
+        said = (
+            f"{'transformers' if theirs else 'Saccade'} raises {type(error).__name__}: {re.sub(r'[0-9]+', 'N', said)}"
+        )
+    return textwrap.shorten(said, 160, placeholder=" ...").replace("|", "\\|")
 
 
 def main() -> None:
@@ -168,21 +203,22 @@ def main() -> None:
     ]
     print("\n".join(counts))
     if given.page:
-        rows = [row for kind in kinds for row in reasons(kind, {name: found[kind, name] for name in TOOLS})]
-        page = HEADER.format(page=given.page, counts="\n".join(counts), rows="\n".join(rows))
+        page = HEADER.format(page=given.page, counts="\n".join(counts), rows="\n".join(rows(found)))
         Path(given.page).write_text(page)
 
 
-def reasons(kind: str, said: dict[str, str]) -> list[str]:
-    """Rows of the table: tools with the same reason are one."""
-    tools: dict[str, list[str]] = {}
-    for name, reason in said.items():
-        if reason != WORKS:
-            tools.setdefault(reason, []).append(name)
-    return [
-        f"| {kind} | {'all' if len(names) == len(TOOLS) else ', '.join(names)} | {reason} |"
-        for reason, names in tools.items()
-    ]
+def rows(found: dict[tuple[str, str], str]) -> list[str]:
+    """The table: each reason once, that of most types first, with the types by the tools that it holds for."""
+    types: dict[str, dict[str, list[str]]] = {}
+    for kind in dict.fromkeys(kind for kind, _ in found):
+        for said in dict.fromkeys(found[kind, name] for name in TOOLS):
+            names = [name for name in TOOLS if found[kind, name] == said]
+            if said != WORKS:
+                tools = "all" if len(names) == len(TOOLS) else ", ".join(names)
+                types.setdefault(said, {}).setdefault(tools, []).append(kind)
+    most_first = sorted(types.items(), key=lambda item: -sum(map(len, item[1].values())))
+    by_reason = {said: [f"{tools}: `{', '.join(kinds)}`" for tools, kinds in held.items()] for said, held in most_first}
+    return [f"| {said} | {'; '.join(held)} |" for said, held in by_reason.items()]
 
 
 if __name__ == "__main__":

@@ -219,14 +219,20 @@ def test_wrong_heads_models_and_options(bpe, capsys, tmp_path):
     assert "--sideways" in refused(capsys, SENTENCE, "--sideways")
     broken = tmp_path / "broken"
     save(load(bpe), broken)
-    rule = '{"heads": [], "rules": [{"roles": ["dreamer"], "at_least": 0.4, "measured_on": "text"}]}'
-    for heads in ('{"heads": [1]}', "[1]", rule, rule.replace("dreamer", "self").replace("0.4", "NaN")):
-        (broken / "heads.json").write_text(heads)
-        assert "heads.json is damaged" in refused(capsys, SENTENCE, "--model", broken)
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     assert "model.safetensors: damaged" in refused(capsys, SENTENCE, "--model", broken)
     assert not (tmp_path / "saccade-report.html").exists()
+
+
+def test_damaged_roles_are_left_out_with_a_note(bpe, capsys, tmp_path):
+    broken = tmp_path / "broken"
+    save(load(bpe), broken)
+    rule = '{"heads": [], "rules": [{"roles": ["dreamer"], "at_least": 0.4, "measured_on": "text"}]}'
+    for heads in ('{"heads": [1]}', "[1]", rule, rule.replace("dreamer", "self").replace("0.4", "NaN")):
+        (broken / "heads.json").write_text(heads)
+        status, out, _ = run(capsys, SENTENCE, "--model", broken)
+        assert status == 0 and "heads.json: damaged" in out and "roles were not measured" in out
 
 
 def test_a_model_whose_heads_were_never_measured(bpe, capsys, tmp_path):

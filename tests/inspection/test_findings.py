@@ -194,7 +194,7 @@ def test_a_chosen_head_is_shown_and_its_word_is_telling():
 def test_damaged_roles_are_named(heads):
     lm = random_lm(0)
     lm.heads, lm.name = heads, "runs/mine"
-    with pytest.raises(ValueError, match=r"runs/mine: heads\.json is damaged"):
+    with pytest.raises(ValueError, match="model: the heads of runs/mine are damaged"):
         look(lm, TEXTS[0])
 
 

@@ -348,3 +348,14 @@ def test_the_same_edits_of_the_same_model_in_saccade(name, tmp_path):
             state = out.logits if kind.endswith("LM") or "LMHead" in kind else out.last_hidden_state
             found.append(state[REAL] if family.padded else state)
         torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-5)
+
+
+def test_a_model_may_take_a_view_of_the_output():
+    """JetMoe's does: the output of an edited call is as contiguous as that of transformers' own function."""
+    sizes = dict(vocab_size=23, hidden_size=20, num_hidden_layers=1, num_key_value_heads=2, kv_channels=6)
+    config = transformers.JetMoeConfig(**sizes, intermediate_size=17, num_local_experts=3, num_experts_per_tok=2)
+    model, ids = transformers.JetMoeForCausalLM(config).double().eval(), torch.arange(3, 10)[None]
+    with torch.no_grad():
+        expected = model(ids).logits
+        with saccade.intervene(model, {"*": Scale([0], 1.0)}):
+            torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=0)

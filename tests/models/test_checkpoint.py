@@ -23,7 +23,7 @@ def folder(lm, tmp_path):
 
 
 def test_round_trip(lm, folder, text):
-    lm.heads = {"seed": 3, "heads": [{"layer": 0, "head": 1, "role": "self"}]}
+    lm.heads = {"seed": 3, "heads": [{"layer": 0, "head": 1, "role": "self", "decided_by": "self", "score": 0.5}]}
     save(lm, folder)
     again = load(folder)
     assert again.model.config == lm.model.config
@@ -133,7 +133,6 @@ DAMAGE = {
     "tokenizer text": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json: damaged, not a tokenizer"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json: missing from the model folder"),
     "other tokenizer": (lambda f: _edit_config(f, vocabulary=300), "tokenizer.json: has 283 tokens, expected 300"),
-    "heads text": (lambda f: (f / "heads.json").write_text("{"), "heads.json: damaged, not JSON"),
 }
 
 

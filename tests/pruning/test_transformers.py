@@ -183,6 +183,8 @@ def test_layers_with_equally_many_heads_left_are_a_plain_llama(tmp_path):
             r"its projections have \[48, 12, 12\] features, expected \[24, 12, 12\] for heads of width 4",
         ),
         ("BloomModel", dict(vocab_size=61, hidden_size=24, n_layer=2, n_head=6), "unknown names"),
+        ("OpenAIGPTModel", dict(vocab_size=61, n_embd=24, n_layer=2, n_head=6), "not those of GPT-2"),
+        ("GPTBigCodeModel", dict(vocab_size=61, n_embd=24, n_layer=2, n_head=6), "not those of GPT-2"),
     ],
 )
 def test_modules_that_hold_something_unknown_are_refused(kind, sizes, told):

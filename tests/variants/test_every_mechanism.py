@@ -149,6 +149,12 @@ def test_masks_it_cannot_honour_are_refused(config):
         Read(config)(mask=Window(5, 5) if able is None else Window(5, 5) & able)
 
 
+@every()
+def test_options_it_does_not_know_are_refused(config):
+    with pytest.raises(TypeError, match="'sideways'"):
+        Read(config)(mask=sides(config.traits)[0], sideways=True)
+
+
 @every(lambda traits: traits.cross is not True)
 def test_what_reads_no_other_sequence_says_why(config):
     module = MultiHeadAttention(AttentionConfig(WIDTH, HEADS, mechanism=config))

@@ -127,6 +127,17 @@ def zero_padding(features: Tensor, kept: Tensor | None) -> Tensor:
     return features if kept is None else features.masked_fill(~kept[:, None, :, None], 0.0)
 
 
+def tokens_of_gate(tokens: Tensor | None, kept: Tensor | None, name: str) -> Tensor:
+    """The tokens (B, L, E) that a gate is projected from; padded ones are 0, since 0 * NaN would reach the gradients.
+
+    Raises:
+        TypeError: None instead of tokens; `name` is the mechanism in the message.
+    """
+    if tokens is None:
+        raise TypeError(f"tokens: {name} needs the tokens that its queries and keys were projected from, got None")
+    return zero_padding(tokens[:, None], kept)[:, 0]
+
+
 def _both(known: Tensor | None, side: Tensor | None) -> Tensor | None:
     if side is None:
         return known

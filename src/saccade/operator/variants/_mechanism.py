@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from .._masks import Mask
@@ -134,6 +135,25 @@ class Mechanism(nn.Module, ABC):
 
 State = Sequence[Tensor]
 """What a recurrent mechanism remembers: a NamedTuple of tensors, the batch first in each."""
+
+
+def check_state(
+    state: State | None, kind: type[Any], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
+) -> None:
+    """TypeError or ValueError if this is neither None nor a state of this kind, with tensors of these shapes."""
+    if state is None:
+        return
+    if not isinstance(state, kind):
+        raise TypeError(f"state: expected the {kind.__name__} of an earlier step or None, got {type(state).__name__}")
+    for name, part, shape in zip(kind._fields, state, shapes, strict=True):
+        if part.shape != shape:
+            raise ValueError(
+                f"state: expected {name} of shape {tuple(shape)} for these tokens, got {tuple(part.shape)}"
+            )
+        if part.dtype != dtype:
+            raise ValueError(f"state: expected {name} in {dtype} for these tokens, got {part.dtype}")
+        if part.device != device:
+            raise ValueError(f"state: expected {name} on {device} like these tokens, got {part.device}")
 
 
 class Recurrent(Mechanism):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from .._attention import attention
 from .._masks import Mask
-from ._causal_padding import real_rows, zero_padding
+from ._causal_padding import real_rows, tokens_of_gate, zero_padding
 from ._mechanism import HeadSizes, Mechanism, MechanismConfig, Traits
 
 
@@ -114,11 +114,8 @@ class GatedAttention(Mechanism):
         **options: Any,
     ) -> Tensor:
         """As `gated_attention`; `tokens` (B, Lq, E) are the tokens whose projections the queries are."""
-        if tokens is None:
-            raise TypeError("tokens: gated attention needs the tokens from which the queries were projected, got None")
-        rows = real_rows(mask, tokens.shape[1], key.shape[2], tokens.device)
-        if rows is not None:
-            tokens = tokens.masked_fill(~rows[:, :, None], 0.0)  # 0 * NaN would reach the projection's gradient
+        rows = real_rows(mask, query.shape[2], key.shape[2], query.device)
+        tokens = tokens_of_gate(tokens, rows, "gated attention")
         gate = self.gate(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return gated_attention(query, key, value, gate, mask, **options)
 

@@ -37,8 +37,8 @@ from .._checks import check_inputs
 from .._masks import Mask
 from .._unknown_arguments import advised
 from ._causal import CHUNK, poison_of, unpoisoned, wide
-from ._causal_padding import CausalPadding, causal_padding_of, padding_of_step, real_rows, zero_padding
-from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits
+from ._causal_padding import CausalPadding, causal_padding_of, padding_of_step, real_rows, tokens_of_gate, zero_padding
+from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits, check_state
 
 NAME = "the gated delta rule"
 REASON = "the state sums all earlier tokens, so what a query sees cannot differ from pair to pair"
@@ -186,7 +186,7 @@ def _continued(
 ) -> tuple[Tensor, DeltaState]:
     """The output of new tokens and the new state."""
     dtype = wide(query)
-    _check_state(state, key, value.shape[-1])
+    check_state(state, DeltaState, [(*key.shape[:2], key.shape[-1], value.shape[-1])], dtype, key.device)
     with without_autocast(query.device):
         queries = zero_padding(query.to(dtype), padding.rows)
         keys, values = (zero_padding(x.to(dtype), padding.keys) for x in (key, value))
@@ -197,20 +197,6 @@ def _continued(
         read = _recurrent if keys.shape[2] == 1 else _by_chunks
         out, memory = read(queries, keys, values, betas, alphas, memory)
         return zero_padding(out.flatten(1, 2), padding.rows).to(query.dtype), DeltaState(memory)
-
-
-def _check_state(state: DeltaState | None, key: Tensor, width: int) -> None:
-    if state is None:
-        return
-    if not isinstance(state, DeltaState):
-        raise TypeError(f"state: expected the DeltaState of an earlier step or None, got {type(state).__name__}")
-    shape, memory = (*key.shape[:2], key.shape[-1], width), state.memory
-    if memory.shape != shape:
-        raise ValueError(f"state: expected memory of shape {shape} for these tokens, got {tuple(memory.shape)}")
-    if memory.dtype != wide(key):
-        raise ValueError(f"state: expected memory in {wide(key)} for these tokens, got {memory.dtype}")
-    if memory.device != key.device:
-        raise ValueError(f"state: expected memory on {key.device} like these tokens, got {memory.device}")
 
 
 def _recurrent(
@@ -368,7 +354,7 @@ class GatedDeltaRule(Recurrent):
     ) -> Tensor:
         """As `gated_delta_rule`; `tokens` (B, L, E) are those that queries, keys and values were projected from."""
         query, key, beta, log_alpha = self._read(query, key, mask, tokens)
-        return gated_delta_rule(query, key, value, beta, log_alpha, mask)
+        return gated_delta_rule(query, key, value, beta, log_alpha, mask, **options)
 
     def step(
         self,
@@ -386,17 +372,13 @@ class GatedDeltaRule(Recurrent):
     def _read(
         self, query: Tensor, key: Tensor, mask: Mask | None, tokens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Query and key of length 1; beta and ln(alpha), (B, Hkv, L), in the dtype of the state. 0 where padded: 0 *
-        NaN would reach the gradients."""
-        if tokens is None:
-            raise TypeError(
-                "tokens: the gated delta rule needs the tokens from which keys and values were projected, got None"
-            )
+        """Query and key of length 1; beta and ln(alpha), (B, Hkv, L), in the dtype of the state. 0 where
+        padded: 0 * NaN would reach the gradients."""
         (batch, _, length, _), dtype = key.shape, wide(key)
         kept = causal_padding_of(mask, batch, length, length, key.device, NAME, REASON).keys
         query = _of_length_one(zero_padding(query, real_rows(mask, length, length, key.device)))
         key = _of_length_one(zero_padding(key, kept))
-        tokens = zero_padding(tokens[:, None], kept)[:, 0]
+        tokens = tokens_of_gate(tokens, kept, NAME)
         beta = self.beta(tokens).to(dtype).sigmoid().mT
         if self.alpha is None or self.log_rate is None:
             return query, key, beta, None

@@ -28,7 +28,7 @@ from .._masks import Mask
 from .._unknown_arguments import advised
 from ._causal import LinearState, read_all, read_causally, read_elu_plus_one, read_state, summed, wide
 from ._causal_padding import CausalPadding, causal_padding_of, padding_of_step, real_rows, zero_padding
-from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits
+from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits, check_state
 from ._step_native import quick_step
 from .feature_maps import EluPlusOne, named
 
@@ -155,18 +155,23 @@ def _continued(
 ) -> tuple[Tensor, LinearState]:
     """The output of new tokens and the new state: each token reads itself, earlier tokens and the state."""
     if isinstance(feature_map, EluPlusOne):
-        _check_state(state, key, key.shape[-1], value.shape[-1])
+        _check(state, key, value)
         read = read_elu_plus_one(query, key, value, state, padding.rows, padding.keys, normalise)
         if read is not None:
             return read
     queries, keys, values = _features(query, key, value, padding, feature_map)
-    _check_state(state, keys, keys.shape[-1], values.shape[-1])
+    _check(state, keys, values)
     if queries.shape[2] != 1:
         return read_causally(queries, keys, values, state, normalise=normalise)
     # One token needs no chunks: what it adds it may read.
     added = summed(keys, values)
     state = added if state is None else LinearState(state.sums + added.sums, state.weights + added.weights)
     return read_state(queries, state, normalise=normalise), state
+
+
+def _check(state: LinearState | None, keys: Tensor, values: Tensor) -> None:
+    *heads, _, features = keys.shape
+    check_state(state, LinearState, [(*heads, features, values.shape[-1]), (*heads, features)], wide(keys), keys.device)
 
 
 def _features(
@@ -197,24 +202,6 @@ def _read_ahead(queries: Tensor, keys: Tensor, values: Tensor, *, normalise: boo
         return torch.cat([early, _read_ahead(queries[:, :, -ahead:], keys, values, normalise=normalise)], 2)
     before = summed(keys[:, :, :ahead], values[:, :, :ahead])
     return read_causally(queries, keys[:, :, ahead:], values[:, :, ahead:], before, normalise=normalise)[0]
-
-
-def _check_state(state: LinearState | None, keys: Tensor, features: int, width: int) -> None:
-    if state is None:
-        return
-    if not isinstance(state, LinearState):
-        raise TypeError(f"state: expected the LinearState of an earlier step or None, got {type(state).__name__}")
-    batch, heads = keys.shape[:2]
-    for name, part, shape in (
-        ("sums", state.sums, (batch, heads, features, width)),
-        ("weights", state.weights, (batch, heads, features)),
-    ):
-        if part.shape != shape:
-            raise ValueError(f"state: expected {name} of shape {shape} for these tokens, got {tuple(part.shape)}")
-        if part.dtype != wide(keys):
-            raise ValueError(f"state: expected {name} in {wide(keys)} for these tokens, got {part.dtype}")
-        if part.device != keys.device:
-            raise ValueError(f"state: expected {name} on {keys.device} like these tokens, got {part.device}")
 
 
 @dataclass(frozen=True)
@@ -278,7 +265,9 @@ class LinearAttention(Recurrent):
         self.feature_map.width(heads.head)  # refuses a head that is too narrow for it
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
-        return linear_attention(query, key, value, mask, feature_map=self.feature_map, normalise=self.normalise)
+        return linear_attention(
+            query, key, value, mask, feature_map=self.feature_map, normalise=self.normalise, **options
+        )
 
     def step(
         self, query: Tensor, key: Tensor, value: Tensor, state: LinearState | None = None, mask: Mask | None = None

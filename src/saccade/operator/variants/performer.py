@@ -42,7 +42,7 @@ from .._call import without_autocast
 from .._checks import _scale, check_inputs
 from .._masks import Mask
 from .._masks._data import whole
-from .._unknown_arguments import advised
+from .._unknown_arguments import advised, refused
 from ._causal import (
     LinearState,
     NonFiniteTokens,
@@ -55,7 +55,7 @@ from ._causal import (
     within,
 )
 from ._causal_padding import CausalPadding, causal_padding_of, padding_of_step, zero_padding
-from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits
+from ._mechanism import HeadSizes, MechanismConfig, Recurrent, Traits, check_state
 from ._random_features import (
     check_kind,
     draw_projection,
@@ -441,7 +441,8 @@ class PerformerAttention(Recurrent):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None = None, **options: Any) -> Tensor:
         """As `performer_attention`, with the vectors of this module; the scale is D ** -0.5."""
-        assert not options
+        if options:
+            raise refused(performer_attention, options)
         return performer_attention(query, key, value, mask, projection=self._current(), kind=self.config.kind)
 
     def step(
@@ -459,30 +460,15 @@ class PerformerAttention(Recurrent):
         real = seen.keys if seen.rows is None else seen.rows if seen.keys is None else seen.rows & seen.keys
         with without_autocast(query.device):
             given = _WideInputs.of(query, key, value, CausalPadding(True, real, real), query.shape[3] ** -0.5)
-            self._check_state(state, given)
+            heads, features = given.value.shape[:2], self.projection.shape[1] * (1 + (self.config.kind != "positive"))
+            shapes = [(*heads, features, given.value.shape[-1]), (*heads, features), heads]
+            check_state(state, PerformerState, shapes, given.value.dtype, given.value.device)
             out, state = _Estimate(self.projection, self.config.kind).causally(given, state)
             return zero_padding(out, real).to(query.dtype), state
 
     def extra_repr(self) -> str:
         kind, (heads, vectors, width) = self.config.kind, self.projection.shape
         return f"{kind}, vectors={vectors}, heads={heads}, width={width}"
-
-    def _check_state(self, state: object, given: _WideInputs) -> None:
-        if state is None:
-            return
-        if not isinstance(state, PerformerState):
-            raise TypeError(f"state: expected a PerformerState or None, got {type(state).__name__}")
-        batch, heads, _, width = given.value.shape
-        features = self.projection.shape[1] * (1 if self.config.kind == "positive" else 2)
-        expected = (batch, heads, features, width), (batch, heads, features), (batch, heads)
-        for name, tensor, shape in zip(state._fields, state, expected, strict=True):
-            if tensor.shape != shape:
-                raise ValueError(f"state: {name} has shape {tuple(tensor.shape)}, expected {shape}")
-            if (tensor.dtype, tensor.device) != (given.value.dtype, given.value.device):
-                raise ValueError(
-                    f"state: {name} is {tensor.dtype} on {tensor.device}, "
-                    f"expected {given.value.dtype} on {given.value.device}"
-                )
 
     def _draw(self, draw: int) -> Tensor:
         heads, vectors, width = self.projection.shape

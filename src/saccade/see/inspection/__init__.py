@@ -6,6 +6,7 @@ Begin with `_look.py`, then `_collect.py` (weights) and `_findings.py` (sentence
 
 from __future__ import annotations
 
+from ...make.models.checkpoints.kept_roles import ROLE_NAMES
 from ...support._numbers import hundredths as hundredths, short_number as short_number
 from ._collect import AttentionMap, collect, words_that_fit as words_that_fit
 from ._findings import MapFinding as MapFinding, find, name_of as name_of
@@ -14,7 +15,7 @@ from ._models import TextModel as TextModel, Tokens as Tokens, weights_of
 from ._open import open_model
 from ._predicting import Predictor as Predictor, as_predictor as as_predictor
 from ._published import as_text_model as as_text_model
-from ._roles import ROLE_NAMES, RULES, measure_roles as measure_roles, role_of as role_of
+from ._roles import RULES, measure_roles as measure_roles, role_of as role_of
 from ._scores import here as here, telling as telling
 from ._steps import (
     SWITCHES as SWITCHES,

@@ -19,7 +19,6 @@ from ._collect import AttentionMap, collect, read
 from ._findings import MapFinding, find
 from ._models import SaccadeModel, TextModel, with_progress
 from ._published import as_text_model
-from ._roles import ROLE_NAMES
 from ._scores import by_chance, here, telling
 from ._token_map import TokenMap, look_again, survey
 from ._token_map_findings import find_in_whole, name_in_whole
@@ -60,6 +59,7 @@ class Look:
     outside: Sequence[str] = ()
     generates: bool = True  # whether `saccade generate` can continue the text
     other_layers: str = ""  # what the model's layers without attention are; "" where all have some
+    roles_note: str = ""  # why the roles on disk are not used
 
     def __repr__(self) -> str:
         text = shorten(self.seen.text[:200], 40)
@@ -221,7 +221,6 @@ def look(
     model = as_text_model(model)
     generates = isinstance(model, SaccadeModel)
     check_head(model, head)
-    _check_roles(model)
     tokens, words = read(model, text)
     whole = rows is None and len(words) <= MOST_WORDS and sum(model.heads) * len(words) ** 2 <= MOST_WEIGHTS
     if progress:
@@ -230,7 +229,14 @@ def look(
         result = _of_a_map(model, collect(model, text), head)
     else:
         result = _of_a_part(model, tokens.ids, survey(model, text, tokens.ids, words), head, rows)
-    return replace(result, model=name, source=source, other_layers=model.other_layers, generates=generates)
+    return replace(
+        result,
+        model=name,
+        source=source,
+        other_layers=model.other_layers,
+        roles_note=model.roles_note,
+        generates=generates,
+    )
 
 
 def _of_a_map(model: TextModel, attention: AttentionMap, head: tuple[int, int] | None) -> Look:
@@ -329,24 +335,3 @@ def check_head(model: TextModel, head: tuple[int, int] | None) -> None:
     raise ValueError(
         f"head: {head[0]}.{head[1]} does not exist; this model has the layers 0 to {model.layers - 1}, {each}"
     )
-
-
-def _check_roles(model: TextModel) -> None:
-    known, roles = {"role": ROLE_NAMES, "decided_by": ROLE_NAMES}, model.roles
-    try:
-        heads = [] if roles is None else roles["heads"]
-        for h in heads:
-            right = 0 <= h["layer"] < model.layers and 0 <= h["head"] < model.heads[h["layer"]]
-            scores = (h["score"], *h.get("above_chance", {}).values())
-            if not (right and all(0 <= score <= 1 for score in scores)) or any(
-                h[name] not in names for name, names in known.items()
-            ):
-                raise ValueError
-        for rule in (roles or {}).get("rules", ()):
-            names = [ROLE_NAMES[name] for name in rule["roles"]]
-            if not (names and 0 <= rule["at_least"] <= 1 and isinstance(rule["measured_on"], str)):
-                raise ValueError
-    except (AttributeError, KeyError, TypeError, ValueError):
-        place = model.kept_roles
-        file = f"{model.name}: heads.json" if place is None else place.file
-        raise ValueError(f"{file} is damaged; remove it to open the model without roles") from None

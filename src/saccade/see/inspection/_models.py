@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ...make.models import LanguageModel
+from ...make.models.checkpoints.kept_roles import KeptRoles, well_formed
 from ...make.models.decoding.generating import GeneratingModel
 from ...make.models.tokenizers.own import START
 from ...operator._call import ObservedCall
 from ...operator._weights import attention_weights
 from ...operator.nn.stacks import Stack
 from ...support._evaluating import evaluating
-from ._kept_roles import KeptRoles
 
 LayerObserver = Callable[[int, ObservedCall], None]
 M = TypeVar("M", bound="TextModel")
@@ -81,14 +81,19 @@ class TextModel(ABC):
 
     @property
     def roles(self) -> dict[str, Any] | None:
-        """Roles as `measure_roles` returns them; None if unmeasured.
+        """Roles as `measure_roles` returns them; None if unmeasured, or for the reason in `roles_note`."""
+        return self._roles_and_note()[0]
 
-        Raises:
-            ValueError: the file is damaged, or its roles belong to other weights.
-        """
-        if self._roles is None and self.kept_roles is not None:
-            self._roles = self.kept_roles.read()
-        return self._roles
+    @property
+    def roles_note(self) -> str:
+        """Why the roles on disk are not used; "" if they are, or if there are none."""
+        return self._roles_and_note()[1]
+
+    def _roles_and_note(self) -> tuple[dict[str, Any] | None, str]:
+        if self._roles is not None or self.kept_roles is None:
+            return self._roles, ""
+        self._roles, note = self.kept_roles.read(self.heads)
+        return self._roles, note
 
     @property
     def layers(self) -> int:
@@ -230,6 +235,10 @@ class SaccadeModel(TextModel):
         self.context = config.context
         self.before = (lm.tokenizer.start,)
         self.special = frozenset(self.before)
+        if lm.heads is not None and not well_formed(lm.heads, self.heads):
+            raise ValueError(
+                f"model: the heads of {self.name} are damaged, expected what measure_roles returns, or None"
+            )
         self._roles = lm.heads
 
     @property

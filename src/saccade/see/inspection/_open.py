@@ -9,11 +9,11 @@ from typing import Any
 from ...make.models import LanguageModel, ModelConfig
 from ...make.models.checkpoints.gguf import SUFFIX
 from ...make.models.checkpoints.hub import folder_of, is_hub_name
+from ...make.models.checkpoints.kept_roles import KeptRoles
 from ...make.models.checkpoints.reading import read_json
 from ...make.models.checkpoints.transformers_reading import UnreadableCheckpoint, require_transformers
 from ...make.models.decoder_lm.checkpoint import CONFIG, TOKENIZER, WEIGHTS, load_own
 from ...make.models.loading import is_known
-from ._kept_roles import KeptRoles
 from ._models import SaccadeModel, TextModel
 from ._published import open_published
 
@@ -62,7 +62,7 @@ def open_model(source: str | Path | None = None) -> TextModel:
 
 
 def _keeping_roles(model: TextModel, place: KeptRoles) -> TextModel:
-    model.kept_roles, model._roles = place, None  # read when they are needed
+    model.kept_roles = place
     return model
 
 
@@ -72,7 +72,8 @@ def _from_folder(folder: Path, source: str, *, fetched: bool = False) -> TextMod
         raise FileNotFoundError(f"{path}: missing from the model folder; {FORMS}")
     config = _settings(path)
     if config is None or "model_type" not in config:
-        return _keeping_roles(SaccadeModel(_own(folder, config)), KeptRoles(folder, source, own=True, fetched=fetched))
+        place = KeptRoles(folder, source, own=True, fetched=fetched)
+        return _keeping_roles(SaccadeModel(_own(folder, config, place)), place)
     place = KeptRoles(folder, source, fetched=fetched)
     if is_known(config["model_type"]):
         return _keeping_roles(open_published(folder), place)
@@ -91,12 +92,12 @@ def _with_transformers(folder: Path, gguf: str | None = None) -> TextModel:
         raise ValueError(f"{folder if gguf is None else folder / gguf}: {error}{lacks}") from None
 
 
-def _own(folder: Path, config: dict[str, Any] | None) -> LanguageModel:
+def _own(folder: Path, config: dict[str, Any] | None, roles: KeptRoles) -> LanguageModel:
     if config is not None and not config.keys() & {field.name for field in dataclasses.fields(ModelConfig)}:
         raise ValueError(
             f"{folder / CONFIG}: neither the settings of a Saccade model nor a model_type of transformers; {FORMS}"
         )
-    return load_own(folder)
+    return load_own(folder, roles=roles)
 
 
 def _settings(path: Path) -> dict[str, Any] | None:

@@ -50,19 +50,6 @@ RULES = (
 )
 """The rules for a head's role, in order; the first that applies decides."""
 _BOTH_WAYS = (RULES[0], RULES[1]._replace(roles=(*RULES[1].roles, "next", "special")), RULES[2])  # of encoders
-ROLE_NAMES = {
-    "previous": "previous token",
-    "next": "next token",
-    "self": "self",
-    "sink": "first-token sink",
-    "delimiter": "delimiter",
-    "special": "special token",
-    "repeat": "repeat",
-    "duplicate": "duplicate",
-    "broad": "broad",
-    "mixed": "mixed",
-}
-"""Names of roles in reports."""
 
 
 def measure_roles(

@@ -59,7 +59,7 @@ def render_report(look: Look, version: str, *, most: int | None = None) -> str:
         facts=_facts(look),
         passage=_passage(look, columns),
         size=next((name for most, name in _SIZES if len(columns) <= most), "long"),
-        first=" ".join(f"Note: {note}." for note in (look.note, look.other_layers) if note),
+        first=" ".join(f"Note: {note}." for note in (look.note, look.other_layers, look.roles_note) if note),
         note=_note(look, columns),
         outside=list(look.outside),
         causal=look.seen.causal,

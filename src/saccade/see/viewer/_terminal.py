@@ -59,7 +59,7 @@ def print_look(console: Console, look: Look) -> None:
         • 'mat' looks mostly at 'on' (.64) in layer 1 head 6
         ...
     """
-    for note in filter(None, (look.note, look.other_layers)):
+    for note in filter(None, (look.note, look.other_layers, look.roles_note)):
         console.print(Text(f"Note: {note}."))
     console.print(_facts(look), style="dim")
     console.print()

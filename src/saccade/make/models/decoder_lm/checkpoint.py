@@ -26,7 +26,8 @@ from ....operator.variants import MechanismConfig
 from ....support._seeding import seeded
 from ....support._whole_file import whole_file
 from .._shortened import shortened
-from ..checkpoints.reading import materialised, read_json, weights_digest
+from ..checkpoints.kept_roles import HEADS as HEADS, KeptRoles
+from ..checkpoints.reading import materialised, read_json
 from ..checkpoints.settings import CheckpointSettings
 from ..decoding.generating import GeneratingModel
 from ..inputs import check_ids
@@ -40,7 +41,7 @@ from .language_model import DecoderLM
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-HEADS, CARD = "heads.json", "README.md"
+CARD = "README.md"
 
 
 class LanguageModel(GeneratingModel):
@@ -140,6 +141,7 @@ def load_own(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     mechanism: MechanismConfig | None = None,
+    roles: KeptRoles | None = None,
 ) -> LanguageModel:
     """Load the language model in the folder `path`, in evaluation mode; None loads the embedded one.
 
@@ -147,6 +149,7 @@ def load_own(
         dtype: None is float32.
         device: None is the CPU.
         mechanism: replaces the attention mechanism it was trained with; None keeps that.
+        roles: where the roles of its heads are; None is its own folder and the cache.
 
     Raises FileNotFoundError or ValueError in one line with the file if a file is missing, damaged, or does not fit the
     configuration.
@@ -162,9 +165,8 @@ def load_own(
         # Skip the initialisation of weights that the file replaces: it takes longer than reading them.
         model = materialised(empty, torch.float32, "cpu") if mechanism is None else DecoderLM(changed)
     _load_weights(model, folder / WEIGHTS, partly=mechanism is not None)
-    heads = read_json(folder / HEADS) if (folder / HEADS).exists() else None
-    if isinstance(heads, dict) and heads.get("weights") is not None and heads.pop("weights") != weights_digest(folder):
-        heads = None
+    place = KeptRoles(folder, str(folder), own=True) if roles is None else roles
+    heads, _ = place.read(config.heads_by_layer)
     lm = LanguageModel(model, tokenizer, heads, "embedded" if path is None else str(folder))
     return lm.to(device=device, dtype=dtype).eval()
 

@@ -88,7 +88,8 @@ def _edited(
     edited = edits.answered(meaning, compute)
     if edited.weights is not None and _wants_weights(module, more):
         weights = edited.weights().to(given[0].dtype)
-    return _observers.notify_edited(observers, edited, _name(function), module).transpose(1, 2), weights
+    out = _observers.notify_edited(observers, edited, _name(function), module).transpose(1, 2)
+    return out.contiguous(), weights  # as transformers' own functions return it: JetMoe takes a view of it
 
 
 def _without_unused_keys(call: AttentionCall) -> AttentionCall:
