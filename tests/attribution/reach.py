@@ -5,7 +5,7 @@
 Each tool is held to what it must satisfy. Contributions sum to the model's logit, and shares of a pair to its logit
 (`attribute`, `why_attends` check it); the importance of a head by ablation is what `intervene` measures; a pruned model
 gives what the whole one gives without those heads; effects of patched heads, and through a receiver, are finite and not
-all 0. `--page` writes the table. All types take some 20 minutes.
+all 0. Steps are computed again from the modules that were found. `--page` writes the table; all types take 20 minutes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ import zoo
 
 import saccade
 from saccade.intervention import Ablate
+from saccade.see.inspection._observing import calls_told_to
+from saccade.see.inspection._steps._found import of_module
 
 IDS = torch.tensor([[3, 11, 47, 7, 5, 13, 29, 17, 71, 23, 41]])
 OTHER = torch.tensor([[3, 11, 43, 7, 5, 13, 31, 17, 71, 23, 41]])
@@ -119,6 +121,28 @@ def prune(model: Any) -> None:
         assert torch.allclose(run(model, IDS), expected, atol=1e-4), "the pruned model differs from the ablated one"
 
 
+def step(model: Any) -> None:
+    """The last call's modules, from the norm to the residual stream: each is compared with what it gave."""
+    model = reader(model)
+    calls: list[Any] = []
+
+    def read_ids(observe: Callable[[int, Any], None]) -> None:
+        calls.clear()
+
+        def tell(call: Any) -> None:
+            observe(len(calls), call)
+            calls.append(call)
+
+        with torch.no_grad(), calls_told_to(tell):
+            run(model, IDS)
+
+    read_ids(lambda layer, call: None)
+    assert calls, "attention is computed in code of its own, which no attention function is asked for"
+    found, unknown = of_module(model, read_ids, (len(calls) - 1, 1), POSITION)
+    assert not unknown, f"the attention call alone is shown: {unknown}"
+    assert found.around is not None and found.around.adds, "the sum with the residual stream was not seen"
+
+
 def calls_of(model: Any) -> list[str]:
     return [call.name for call in saccade.head_importance(model, [IDS], size).values.calls]
 
@@ -146,6 +170,7 @@ def last_state(out: Any) -> Tensor:
 TOOLS: dict[str, Callable[[Any], None]] = {
     "attribute": attribute,
     "why_attends": why,
+    "step": step,
     "head_importance": importance,
     "patching": patching,
     "path patching": paths,
