@@ -41,6 +41,7 @@ DIFFERS = {  # in errors, from type to type
     r"^\w+( has no attention .* modules).*": r"it\1",
     r"\. Not reached: .*|; it ends at .*": "",
     r"attention call \d+": "an attention call",
+    r"^a run that records its operations failed, \w+: (intervene: )?": "",
     r"a torch\.\w+ tensor \([\d, ]+\)": "a tensor",
     r"\w+(\.\w+){2,}": "X",
     r"\[[-\d, ]+[])]": "[...]",

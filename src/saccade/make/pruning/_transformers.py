@@ -101,7 +101,7 @@ def read_attention(module: nn.Module, parent: nn.Module | None) -> TransformersA
         projections = tuple(parts[name] for name in ("q_attn", "c_attn") if name in parts)
         if "head_dim" not in vars(module) or not _is_conv(parts["c_proj"]):  # GPT-1, GPT-BigCode
             return "its parts are not those of GPT-2"
-        return _read(module, projections, parts["c_proj"], int(module.head_dim))
+        return _read(module, projections, parts["c_proj"], int(vars(module)["head_dim"]))
     for form in _FORMS:
         beside = form.output.startswith("..")
         output = _beside(parent, form.output[2:]) if beside else parts.get(form.output)
