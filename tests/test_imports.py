@@ -31,6 +31,7 @@ LAYERS = [
         "_numbers",
         "_option_fields",
         "_registered",
+        "_running_modules",
         "_seeding",
         "_tables",
         "_terminal",

@@ -124,7 +124,7 @@ def prune(model: Any) -> None:
 
 def step(model: Any) -> None:
     """The last call's modules, from the norm to the residual stream: each is compared with what it gave."""
-    model = reader(model)
+    model = reader(model).float()  # as it is used: rotations are computed in single precision
     calls: list[Any] = []
 
     def read_ids(observe: Callable[[int, Any], None]) -> None:

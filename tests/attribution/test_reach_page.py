@@ -26,7 +26,7 @@ def test_the_counts_of_the_page_agree_with_its_types(reach):
     text = (HERE.parents[1] / reach.PAGE).read_text()
     counts = {name: (int(works), int(of)) for name, works, of in re.findall(r"- `(.+)`: (\d+) of (\d+) types", text)}
     assert list(counts) == list(reach.TOOLS)
-    rows = re.findall(r"^\| (.*) \| ((?:all|attr|why|head|patch|path|prune).*) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| (.*) \| ((?:all|attr|why|step|head|patch|path|prune).*) \|$", text, re.MULTILINE)
     assert len(rows) == text.count("\n| ") - 1 == len({reason for reason, _ in rows})
     failing = {name: [] for name in reach.TOOLS}
     for _, cell in rows:

@@ -214,6 +214,9 @@ FOREIGN = {
     "Qwen3Next": (
         {**LINEAR, "layer_types": ["full_attention"] * 2}, "y = x + a", "post_attention_layernorm", ()
     ),
+    "Gemma4Text": (
+        dict(layer_types=["full_attention"] * 2, global_head_dim=10), "y = x + norm(a)", "pre_feedforward_layernorm", ()
+    ),
     "Phi3": ({}, "y = x + a", "post_attention_layernorm", ()),
     "Glm": (dict(partial_rotary_factor=0.4), "y = x + a", "post_attention_layernorm", ()),
 }  # fmt: skip
@@ -249,6 +252,8 @@ def test_the_modules_of_a_foreign_model_are_found(tmp_path, name):
     assert [id for id in ("norm", "position") if id not in [each.id for each in steps]] == list(missing)
     if name == "Qwen3Next":
         assert "gate" in steps["concat"].says
+    if name == "Gemma4Text":
+        assert "Values are rescaled" in steps["head norm"].says
     if name == "Olmo2":
         assert "all heads together" in steps["head norm"].says
 

@@ -176,12 +176,14 @@ class BeforeScores(Writer):
         around = self.inputs.around
         assert around is not None and around.query_norm is not None
         heads = "each head" if around.query_norm.sizes is None else "all heads together"
+        valued, formula = around.value_norm is not None, "q = norm(q),  k_j = norm(k_j)"
         return Step(
             "head norm",
-            "Norm of query and key",
-            "q = norm(q),  k_j = norm(k_j)",
+            "Norm of query, key and value" if valued else "Norm of query and key",
+            f"{formula},  v_j = norm(v_j)" if valued else formula,
             f"q {shape(query)}, k {shape(key)}",
-            f"A norm rescales queries and keys of {heads}, so that scores cannot grow without bound.",
+            f"A norm rescales queries and keys of {heads}, so that scores cannot grow without bound."
+            + (" Values are rescaled, too." if valued else ""),
             vectors=(
                 Vector(f"q of {self.name}", query, "query"),
                 *([] if self.inputs.crosses else [Vector(f"k of {self.name}", key[self.inputs.row], "key")]),

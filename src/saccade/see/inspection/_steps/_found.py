@@ -158,8 +158,6 @@ def _surroundings(record: _Record, call: ObservedCall, inputs: HeadInputs) -> Su
     if inputs.value is None:
         raise Unknown("its values are not observed")
     value, value_norm, of_value, _ = _projection("value", inputs.value, group, matrices, parts, exact, alike)
-    if value_norm is not None:
-        raise Unknown("its values are normed")
     if not all(exact(numbers(other), numbers(read)) for other in (of_key, of_value)):
         raise Unknown("query, key and value are made of different vectors")
     rotation = _rotation((asked, query_rows), (offered, inputs.key), alike)
@@ -184,6 +182,7 @@ def _surroundings(record: _Record, call: ObservedCall, inputs: HeadInputs) -> Su
         value=value,
         query_norm=query_norm,
         key_norm=key_norm,
+        value_norm=value_norm,
         rotation=rotation,
         gate=gate,
         output=output,
@@ -227,24 +226,24 @@ def _projection(
     """The head's rows of the matrix that made ``wanted`` (L, D), the norm of heads, what the matrix reads, and (L, D)
     before rotation."""
     for matrix in matrices:
-        found = _window(matrix.gave, wanted, exact)
+        found = _window(matrix.gave, wanted, exact, alike)
         if found is not None:
             step, before = _rows(matrix, *found, wanted.shape[1])
             return step, None, matrix.read, before
     for ran in parts:
         for read, gave in _by_head(ran, head, wanted.shape):
-            found = _window(gave, wanted, exact)
+            found = _window(gave, wanted, exact, alike)
             if found is None or found != (0, 1.0):
                 continue
             norm = _norm_of(ran.module, read, gave, alike)
             if norm is None:
                 continue
             for matrix in matrices:
-                if (at := _window(matrix.gave, read, exact)) is not None:
+                if (at := _window(matrix.gave, read, exact, alike)) is not None:
                     step, _ = _rows(matrix, *at, wanted.shape[1])
                     return step, norm, matrix.read, gave
     for ran, read, gave in _rows_of(parts, len(wanted)):
-        norm, at = _norm_of(ran.module, read, gave, alike), _window(gave, wanted, exact)
+        norm, at = _norm_of(ran.module, read, gave, alike), _window(gave, wanted, exact, alike)
         made_by = next((matrix for matrix in matrices if exact(matrix.gave, read)), None)
         if norm is not None and norm.kind == "rms" and at is not None and made_by is not None:
             part = slice(at[0], at[0] + wanted.shape[1])
@@ -254,7 +253,7 @@ def _projection(
     raise Unknown(f"no matrix makes the {name}")
 
 
-def _window(gave: np.ndarray, wanted: np.ndarray, alike: _Alike) -> tuple[int, float] | None:
+def _window(gave: np.ndarray, wanted: np.ndarray, exact: _Alike, alike: _Alike) -> tuple[int, float] | None:
     """The first column and the factor of a part of (L, O) that is ``wanted`` (L, D), but for a rotation of each row."""
     width = wanted.shape[1]
     if gave.shape[1] < width or gave.shape[0] != wanted.shape[0]:
@@ -263,7 +262,7 @@ def _window(gave: np.ndarray, wanted: np.ndarray, alike: _Alike) -> tuple[int, f
     sizes = (windows**2).sum(1)
     ratios = windows @ wanted[0] / np.where(sizes > 0, sizes, 1.0)
     errors = np.abs(windows * ratios[:, None] - wanted[0]).max(1)
-    for at in np.flatnonzero(errors <= alike.share * np.abs(wanted[0]).max()):
+    for at in np.flatnonzero(errors <= exact.share * np.abs(wanted[0]).max()):
         factor = 1.0 if abs(ratios[at] - 1) < 1e-5 else float(ratios[at])
         part = gave[:, at : at + width] * factor
         if factor > 0 and alike((part**2).sum(1), (wanted**2).sum(1)):

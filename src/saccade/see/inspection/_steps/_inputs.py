@@ -101,6 +101,7 @@ class Surroundings:
     gate: LinearStep | None
     output: LinearStep
     context: Tensor | None = None  # (Lk, C) input of keys and values in cross-attention; None: the stream
+    value_norm: Norm | None = None
     after: Norm | None = None  # of the output, before it is added
     factor: float = 1.0  # of the output, where it is added
     adds: bool = True  # whether it is known where the output is added

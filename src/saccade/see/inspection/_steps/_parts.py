@@ -129,8 +129,11 @@ class HeadNumbers:
 
     @cached_property
     def value(self) -> np.ndarray | None:
-        """(L, Dv) the values."""
-        return self.inputs.value if self.projected is None else self.projected[2]
+        """(L, Dv) the values, after their norm if there is one."""
+        around = self.inputs.around
+        if around is None or self.projected is None:
+            return self.inputs.value
+        return self.projected[2] if around.value_norm is None else around.value_norm(self.projected[2])
 
     @property
     def unplaced(self) -> tuple[np.ndarray, np.ndarray] | None:
