@@ -1,7 +1,8 @@
 """Attention step by step: every number of one head for one word.
 
-Begin with `_step.py`; `_parts.py` computes the numbers, `_scores.py` the weights, and the writers (`_before.py`,
-`_weighing.py`, `_after.py`) write the sentences.
+Begin with `_step.py`; `_inputs.py` gets a head's inputs and `_found.py` the modules around it in any model; `_parts.py`
+computes the numbers, `_scores.py` the weights, and the writers (`_before.py`, `_weighing.py`, `_after.py`) write the
+sentences.
 """
 
 from __future__ import annotations
