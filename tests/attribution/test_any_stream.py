@@ -325,6 +325,10 @@ WAYS = {
     "a comparison as an index": dict(act=relu_by_index),
     "a comparison that hides": dict(act=lambda h: h.masked_fill(h < 0, 0.0)),
     "values without their graph": dict(act=lambda h: h * (h.data > 0).to(h.dtype)),
+    "an activation in place on a view": dict(act=lambda h: (h[..., :].relu_(), h)[1]),
+    "a comparison as a whole number": dict(act=lambda h: h * (h > 0).long()),
+    "a part of a comparison": dict(act=lambda h: h * (h > 0).to(h.dtype)[..., :]),
+    "the largest of two": dict(act=lambda h: torch.stack([h, torch.zeros_like(h)], -1).max(-1).values),
     "a frozen layer": dict(frozen=True),
     "norms by moments": dict(norm=by_moments),
     "norms by squares": dict(norm=by_squares),
@@ -374,6 +378,53 @@ def test_a_layer_that_runs_twice_is_two_layers():
     once = saccade.attribute(model, IDS, TARGET, position=ROW)
     model.parts = nn.ModuleList([model.parts[0]] * 2)
     assert saccade.attribute(model, IDS, TARGET, position=ROW).components == once.components
+
+
+def test_a_norm_that_is_no_scale_is_a_layer():
+    """|h| as the norm of each number: a constant without a past, as a position is."""
+    ways = torch.abs, lambda h: h.unsqueeze(-1).norm(dim=-1), lambda h: (h.unsqueeze(-1) ** 2).sum(-1).sqrt()
+    found = [saccade.attribute(random(Written(act=act)), IDS, TARGET, position=ROW) for act in ways]
+    for other in found[1:]:
+        assert other.components == found[0].components
+        assert torch.allclose(other.contributions, found[0].contributions, atol=1e-9)
+
+
+class Ahead(Written):
+    """Each feed-forward layer runs before its attention, in modules of its own or in none."""
+
+    def __init__(self, flat):
+        super().__init__(apart=True)
+        self.flat = flat
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for n in range(2):
+            x = self.attend(n, self.feed(n, x)) if self.flat else self.parts[2 * n](self.parts[2 * n + 1](x))
+        return self.out(self.norm(self.norms[4], x))
+
+
+def test_feed_forward_layers_ahead_of_attention_are_of_that_layer():
+    one, two = (saccade.attribute(random(Ahead(flat)), IDS, TARGET, position=ROW) for flat in (False, True))
+    assert one.components == two.components and "feed-forward 1" in [str(each) for each in one.components]
+    assert torch.allclose(one.contributions, two.contributions, atol=1e-9)
+
+
+class Placed(Written):
+    """Positions of rows first, as in PyTorch's tutorial, a number that is added, and keys that stay in the model."""
+
+    def forward(self, ids):
+        x = self.table(ids).transpose(0, 1) + torch.linspace(-1, 1, ids.numel() * 24).view(-1, 1, 24).double()
+        x = x.transpose(0, 1) + 0.5
+        self.seen = x
+        for part in self.parts:
+            x = part(x)
+        return self.out(self.norm(self.norms[4], x))
+
+
+def test_positions_of_rows_first_and_what_a_model_keeps():
+    model = random(Placed())
+    found = saccade.attribute(model, IDS, TARGET, position=ROW)
+    assert found.of("position") != 0 and not model.seen.requires_grad
 
 
 class Reads(Written):

@@ -155,7 +155,11 @@ def test_the_embedded_models_own_queries_and_keys(embedded):
         ((TEXT,), {"position": "dog"}, "word: 'dog' is not in the text"),
         (("",), {}, "text: expected at least one word"),
         ((torch.tensor([3, 10**6]),), {}, r"text: ids must be from 0 to \d+, got 1000000"),
-        ((torch.zeros(2, 3, dtype=torch.int64),), {}, r"text: expected the ids of one text, .* got \(2, 3\)"),
+        (
+            (torch.zeros(2, 3, dtype=torch.int64),),
+            {},
+            r"text: expected the ids of one text, .* torch.int64 \(2, 3\)",
+        ),
     ],
 )
 def test_what_cannot_be_attributed_is_said(embedded, arguments, named, words):

@@ -232,7 +232,8 @@ def test_damaged_roles_are_left_out_with_a_note(bpe, capsys, tmp_path):
     for heads in ('{"heads": [1]}', "[1]", rule, rule.replace("dreamer", "self").replace("0.4", "NaN")):
         (broken / "heads.json").write_text(heads)
         status, out, _ = run(capsys, SENTENCE, "--model", broken)
-        assert status == 0 and "heads.json: damaged" in out and "roles were not measured" in out
+        unwrapped = " ".join(out.split())  # paths are as long as the folder of the test
+        assert status == 0 and "heads.json: damaged" in unwrapped and "roles were not measured" in unwrapped
 
 
 def test_a_model_whose_heads_were_never_measured(bpe, capsys, tmp_path):

@@ -81,11 +81,15 @@ class Layers:
         self._first = {entry.number: call for call in reversed(range(len(calls))) for entry in calls[call]}
         self._layer = {run.number: call for call, run in enumerate(layer_runs(calls)) if run is not None}
         self._alone = not any(entry.number in self._layer for place in places for entry in place.within)
+        gaps = Counter(place.calls for place in places)
+        counts = {gaps[call] for call in range(len(calls))}
+        # as many before each call and none behind the last: each layer begins with them
+        self._ahead = self._alone and len(calls) > 1 and not gaps[len(calls)] and len(counts) == 1
         self._behind = self._behind_the_last_call(places) if self._alone else frozenset()
 
     def __call__(self, place: Place) -> int | str:
         """The number of the call, or a path."""
-        before = max(0, place.calls - 1)
+        before = place.calls if self._ahead else max(0, place.calls - 1)
         for entry in place.within:
             if entry.number in self._layer:
                 return self._layer[entry.number]
@@ -93,7 +97,8 @@ class Layers:
             if 1 < self._around[entry.number] < self._calls:
                 return max(before, self._first[entry.number])
         outer = self._outer(place)
-        if outer is None or outer in self._behind or (self._alone and 0 < place.calls < self._calls):
+        between = self._alone and 0 < place.calls < self._calls
+        if outer is None or outer in self._behind or between or self._ahead:
             return before
         return outer.path
 

@@ -56,7 +56,7 @@ FAULTS = (
     Fault(
         "scale-of-norms",
         f"{HOME}/_traced_run.py",
-        "            return _scale_detached(func, args, kwargs)\n",
+        "            scale, *mean = _scale_detached(func, args, kwargs)\n",
         "            return func(*args, **kwargs)\n",
         TESTS,
         "A norm of another library ends the stream.",
@@ -136,15 +136,15 @@ FAULTS = (
     Fault(
         "comparisons-as-constants",
         f"{HOME}/_traced_run.py",
-        "detached = any(self._has_lost(each) and not _is_integer(each) for each in tensors(given))",
-        "detached = False",
+        "self._has_lost(each) and not (_is_integer(each) and _OF_ROWS.fullmatch(name)) for each in tensors(given)",
+        "False for each in tensors(given)",
         TESTS,
         "relu written as a comparison is taken for linear.",
     ),
     Fault(
         "frozen-layers-as-positions",
         f"{HOME}/_traced_run.py",
-        'kind = "cut" if self._has_lost(each) else "added"',
+        'kind = "cut" if self._has_lost(each) or each in self._scales else "added"',
         'kind = "added"',
         TESTS,
         "What a layer without gradients adds is counted as a position.",

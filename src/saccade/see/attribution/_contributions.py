@@ -121,7 +121,7 @@ class Stream:
 
     def _summed(self, readout: Tensor) -> _Summed:
         parts = self.parts(readout)
-        found: dict[Component, list[Tensor]] = {BIASES: [torch.zeros(len(readout), dtype=torch.float64)]}
+        found: dict[Component, list[Tensor]] = {}
         size = []
         for slopes in self._slopes(readout, parts):
             here: dict[Component, Tensor] = {}
@@ -137,13 +137,16 @@ class Stream:
                     here[component] = here[component] + share if component in here else share
             for component, share in here.items():
                 found.setdefault(component, []).append(share)
-        rounding = self.trace.eps * max(self.trace.operations, default=1)
-        biases = found.pop(BIASES)
-        ended = torch.cat(biases[1:]) if len(biases) > 1 else biases[0]
-        return _Summed(
-            {**{component: torch.cat(each) for component, each in found.items()}, BIASES: ended},
-            rounding * torch.cat(size),
-        )
+        rounding = self._eps(readout) * max(self.trace.operations, default=1)
+        biases = found.pop(BIASES, [torch.zeros(len(readout), dtype=torch.float64)])
+        shares = {component: torch.cat(each) for component, each in found.items()}
+        return _Summed({**shares, BIASES: torch.cat(biases)}, rounding * torch.cat(size))
+
+    def _eps(self, readout: Tensor) -> float:
+        """The coarsest rounding of what is added; layers that are cut may round to half precision inside."""
+        made = [self.trace.made[node].tensor.dtype for node in in_order([graph_of(readout)]) if node in self.trace.made]
+        added = max((torch.finfo(dtype).eps for dtype in made if dtype.is_floating_point), default=0.0)
+        return max(added, min(self.trace.eps, torch.finfo(torch.float32).eps))
 
     def _wrong(self, readout: Tensor) -> str:
         """The first operation on the way from the tokens whose result is not the sum of its shares."""
@@ -190,15 +193,20 @@ class Stream:
         tensors = [part.tensor for part in parts]
         units = torch.eye(len(readout), dtype=readout.dtype, device=readout.device)
         for some in units.split(_AT_ONCE):
-            yield torch.autograd.grad(
-                readout,
-                tensors,
-                some,
-                is_grads_batched=True,
-                retain_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
+            try:
+                yield torch.autograd.grad(
+                    readout,
+                    tensors,
+                    some,
+                    is_grads_batched=True,
+                    retain_graph=True,
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+            except RuntimeError as error:  # such as a checkpoint, or a tensor that was written to
+                raise NoStream(
+                    f"model: the graph of its run cannot be followed: {str(error).splitlines()[0]}"
+                ) from None
 
 
 def ordered(*components: Iterable[Component]) -> tuple[Component, ...]:
@@ -249,10 +257,12 @@ class _Names:
 
 
 def _by_row(leaf: Leaf, length: int) -> bool:
-    """Whether a constant differs from token to token: it is added to (1, L, E), and has such rows itself."""
-    rows = leaf.tensor.shape[-2:]
-    fits = length > 1 and rows == leaf.to[-2:] and leaf.to[:-2] in ((), (1,))
-    return fits and rows[0] == length and leaf.tensor.numel() == rows.numel()
+    """Whether a constant differs from token to token, along the axis of tokens of what it is added to."""
+    shape, to = leaf.tensor.shape, leaf.to
+    if length < 2 or length not in to or len(shape) > len(to):
+        return False
+    axis = to.index(length) - len(to)
+    return len(shape) >= -axis and shape[axis] == length and leaf.tensor.numel() > length
 
 
 def stream_of(
@@ -274,7 +284,7 @@ def stream_of(
 
     def run(held: Mapping[int, Held]) -> tuple[TracedRun, Any]:
         trace = TracedRun(held, given.ids, row, () if row is None else given.tables)
-        return traced(given.module, given.run, trace, until=until)
+        return trace, traced(given.module, given.run, trace, until=until)
 
     with evaluating(given.module), _with_calls():
         try:

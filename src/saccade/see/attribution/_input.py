@@ -6,6 +6,7 @@ Shape legend: L tokens with the special ones, V vocabulary.
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ...make.models.text.encoder_decoder import EncoderDecoder
 from ..inspection import TextModel, Word, as_predictor, as_text_model
 from ..inspection._collect import read
 from ..inspection._steps._chosen_word import find_word
+from ..monitoring._walk import is_compiled
 
 _NO_HEAD = "it has no head that gives logits of tokens; `why_attends` needs none"
 _ENCODER = "the encoder of an encoder-decoder gives no logits; `why_attends` needs none"
@@ -128,7 +130,10 @@ def read_input(model: object, text: str | Tensor | Sequence[int], *, logits: boo
 def _input(module: nn.Module, no_logits: str, ids: Tensor, *more: Any) -> Input:
     if any(parameter.dtype in _HALF for parameter in module.parameters()):
         module = copy.deepcopy(module).float()  # a sum of a hundred rounded numbers says little
-    ids = ids.to(next(module.parameters()).device)
+    if any(map(is_compiled, module.modules())):
+        raise ValueError("model: torch.compile made a part of it, which runs past what is observed; pass the original")
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    ids = ids.to(next(tensors, ids).device)
     return Input(module, partial(_run, module, ids), no_logits, ids, *more)
 
 
@@ -203,8 +208,11 @@ def _ids(given: Any, vocabulary: int | None) -> Tensor:
             raise TypeError(f"text: expected a text, or token ids, got {type(given).__name__}")
         given = torch.tensor(given, dtype=torch.int64)
     ids = given[None] if given.ndim == 1 else given
-    if len(ids) != 1:
-        raise ValueError(f"text: expected the ids of one text, (length,) or (1, length), got {tuple(given.shape)}")
+    if ids.ndim != 2 or len(ids) != 1 or not ids.numel() or ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            "text: expected the ids of one text, integers (length,) or (1, length), got "
+            f"{given.dtype} {tuple(given.shape)}"
+        )
     if vocabulary is not None:
         check_ids("text", ids, vocabulary)
     return ids

@@ -27,19 +27,25 @@ from ..intervention._edit import CallPart, CallPlace, Edit
 from ._nodes import before, name_of
 from ._runs import ALL, edited
 
-_SPREADS = frozenset("norm vector_norm std var std_mean var_mean".split())
+_SPREADS = frozenset("norm linalg_norm linalg_vector_norm std var std_mean var_mean".split())
 _ROOTS = frozenset("rsqrt sqrt reciprocal".split())
-_POWERS = frozenset("pow __pow__".split())  # with a fraction or a negative number as the exponent
-_REDUCTIONS = frozenset("Mean Sum Var Std VarMean StdMean Norm LinalgVectorNorm Amax Max".split())
+_REDUCTIONS = frozenset("Mean Sum Amax Max".split())
 _OF_EACH = frozenset(
     "Abs Add Alias Clamp ClampMin Clone Div Expand Log Maximum Mul Neg Pow ReshapeAlias Rsub Sqrt Squeeze Sub ToCopy "
     "UnsafeView Unsqueeze View".split()
 )
-_SUMS = frozenset("add add_ __add__ __radd__ __iadd__ sub sub_ __sub__ __rsub__ __isub__ rsub subtract".split())
-_JOINS = frozenset("cat concat stack where masked_fill masked_fill_ lerp copy_".split())
+_SUMS = frozenset("add add_ __radd__ sub sub_ __rsub__ rsub subtract subtract_".split())
+_JOINS = frozenset(
+    "cat concat concatenate stack hstack vstack dstack column_stack where masked_fill masked_fill_ lerp copy_".split()
+)
 _ADDED_FIRST = frozenset("addmm baddbmm addbmm".split())
 _WITH_BIAS = frozenset("linear conv1d conv2d".split())
 _READS = frozenset("embedding index_select __getitem__".split())
+_OF_ROWS = re.compile(r"__[gs]etitem__|index_(select|add|copy|put)_?")  # operations that whole numbers choose rows for
+_MAY_WRITE = frozenset(
+    "relu relu6 silu mish leaky_relu elu selu celu hardtanh hardswish hardsigmoid threshold rrelu dropout".split()
+)
+_FIRST, _SECOND = ("input", "tensors"), ("other", "exponent")  # names of operands
 _NEW = re.compile(r"new_.*|.*_like|new")  # tensors that share a shape with another one, not its values
 _LIKE = frozenset("to type_as expand_as view_as reshape_as".split())  # of which the first operand alone has values
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]
@@ -115,7 +121,7 @@ class SeenCall(NamedTuple):
 
 
 class Enough(Exception):
-    """Everything that is asked for was computed."""
+    """Everything that is asked for was computed. PyTorch calls hooks that are always called for an Exception alone."""
 
 
 @dataclass(eq=False)
@@ -148,6 +154,7 @@ class TracedRun(TorchFunctionMode):
     eps: float = torch.finfo(torch.float64).eps
     running: list[Entry] = field(default_factory=list)
     _detached: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
+    _scales: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
     _count: int = 0
 
     def __post_init__(self) -> None:
@@ -159,20 +166,25 @@ class TracedRun(TorchFunctionMode):
         return self.running[-1].path if self.running else ""
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        name = getattr(func, "__name__", "")
         if name in ("size", "dim", "stride", "__set__"):
-            return func(*args, **kwargs)
-        given = args[:1] if name in _LIKE else [*args, *kwargs.values()]
+            return func(*args, **(kwargs or {}))
         if name == "__get__":
             return self._attribute(func, args)
+        args, kwargs = _by_place(name, args, kwargs or {})
+        given = args[:1] if name in _LIKE else [*args, *kwargs.values()]
         if not any(each.requires_grad for each in tensors(given)):
             if name in _READS and args:
                 return self._looked_up(name, func(*args, **kwargs), args, kwargs)
             return self._without_graph(name, given, func(*args, **kwargs))
+        if _writes(name, args, kwargs) and args[0]._base is not None:
+            return self._written_view(func, types, name, args, kwargs)
         self._count += 1
         number, held = self._count, self.held.get(self._count)
         self.operations[number] = name, self.path
-        detached = any(self._has_lost(each) and not _is_integer(each) for each in tensors(given))
+        detached = any(
+            self._has_lost(each) and not (_is_integer(each) and _OF_ROWS.fullmatch(name)) for each in tensors(given)
+        )
         if held is not None and held.kind in ("gate", "factor"):
             args = _with_operand_held(args, held.operand)
         ends = held is not None and held.kind in ("cut", "ratio")
@@ -181,8 +193,7 @@ class TracedRun(TorchFunctionMode):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not ends):
             out = self._computed(func, name, args, kwargs)
         wrote = args[0] if out is None or (args and out is args[0]) else None
-        if ends:
-            assert held is not None
+        if held is not None and ends:
             out = self._replaced(out, wrote, x if held.kind == "ratio" else None)
         elif not torch.is_grad_enabled():
             self._lose(name, [out])
@@ -195,16 +206,35 @@ class TracedRun(TorchFunctionMode):
                     self.eps = max(self.eps, torch.finfo(each.dtype).eps)
         return out
 
+    def _written_view(self, func: Any, types: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """An operation that writes into a view, as one on a copy: the node of a written base does not say which."""
+        view, base, fresh = args[0], args[0]._base, args[0].clone()
+        if self._has_lost(view):
+            self._detached[fresh] = True
+        self.__torch_function__(func, types, [fresh, *args[1:]], kwargs)
+        if base.numel() == fresh.numel() and fresh.stride() == view.stride():
+            base.copy_(fresh.as_strided(base.size(), base.stride()))
+        else:
+            view.copy_(fresh)
+        return None if name == "__setitem__" else view
+
     def _attribute(self, func: Any, args: Sequence[Any]) -> Any:
         out = func(*args)
-        if isinstance(out, Tensor) and (self._has_lost(args[0]) or (args[0].requires_grad and func == _DATA)):
-            self._detached[out] = True
+        if isinstance(out, Tensor):
+            if self._has_lost(args[0]) or (args[0].requires_grad and func == _DATA):
+                self._detached[out] = True
+            if out.grad_fn is not None:
+                self.made.setdefault(out.grad_fn, Made(self._count, "", self.path, out, out._version, False))
         return out
 
     def _without_graph(self, name: str, given: Sequence[Any], out: Any) -> Any:
-        """Remember what is computed from tensors that lost their graph."""
-        if any(map(self._has_lost, tensors(given))):
-            self._lose(name, [out, *given[:1]] if out is None or name.endswith("_") else [out])
+        """Remember what is computed from tensors that lost their graph, and from scales."""
+        known = list(tensors(given))
+        if any(map(self._has_lost, known)):
+            self._lose(name, [out, *given[:1]] if _writes(name, given, {}) else [out])
+        elif any(each in self._scales for each in known):
+            for each in tensors([out]):
+                self._scales[each] = True
         return out
 
     def _has_lost(self, tensor: Tensor) -> bool:
@@ -227,7 +257,7 @@ class TracedRun(TorchFunctionMode):
         if wrote is not None:
             wrote.copy_(new(wrote))
             return out
-        return type(out)(map(new, out)) if type(out) in (tuple, list) else new(out)
+        return type(out)(tuple(map(new, out))) if isinstance(out, (tuple, list)) else new(out)
 
     def _computed(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if name in ("layer_norm", "rms_norm"):
@@ -238,9 +268,11 @@ class TracedRun(TorchFunctionMode):
         if name == "normalize":
             self.scaled.add(self.path)
             return _of_length_1(*args, **kwargs)
-        if name in _SPREADS or ((name in _ROOTS or (name in _POWERS and _is_root(args))) and self._is_of_all(args[0])):
+        if name in _SPREADS or ((name in _ROOTS or (name == "pow" and _is_root(args))) and self._is_of_all(args[0])):
             self.scaled.add(self.path)
-            return _scale_detached(func, args, kwargs)
+            scale, *mean = _scale_detached(func, args, kwargs)
+            self._scales[scale] = True
+            return (scale, *mean) if mean else scale
         if name in _WITH_BIAS:
             x, weight, bias, *more = _named(args, kwargs, "input", "weight", "bias")
             x = self._last_rows(x, weight) if name == "linear" else x
@@ -317,6 +349,9 @@ class TracedRun(TorchFunctionMode):
     def _looked_up(self, name: str, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """A row of a table for each token, or of an embedding; rows of other parameters are no embeddings."""
         given = list(tensors([*args, *kwargs.values()]))
+        if any(map(self._has_lost, given)):
+            self._lose(name, [out])
+            return out
         index = next((each for each in given if _is_integer(each)), None)
         table = next((each for each in given if each.is_floating_point()), None)
         if table is None or table.dim() != 2 or not isinstance(out, Tensor):
@@ -339,14 +374,14 @@ class TracedRun(TorchFunctionMode):
             if type(each) in (list, tuple):
                 return type(each)(leaf(one) for one in each)
             if isinstance(each, Tensor) and each.is_floating_point() and not each.requires_grad:
-                kind = "cut" if self._has_lost(each) else "added"
+                kind = "cut" if self._has_lost(each) or each in self._scales else "added"
                 return self._leaf(kind, each, to=tuple(like.shape))
             if numbers and isinstance(like, Tensor) and type(each) in (int, float) and each != 0:
                 return self._leaf("added", like.new_tensor(float(each)))
             return each
 
         first = args[:1]
-        if args and (name.endswith("_") or name == "__iadd__") and isinstance(args[0], Tensor):
+        if _writes(name, args, kwargs):
             if name in _SUMS and not args[0].requires_grad and bool(args[0].any()):
                 args[0].copy_(leaf(args[0].clone()))
         else:
@@ -381,10 +416,8 @@ class Calls(Edit):
         return out if seen is None else seen
 
 
-def traced(
-    module: nn.Module, run: Callable[[], Any], trace: TracedRun, *, until: int | None = None
-) -> tuple[TracedRun, Any]:
-    """Run the model, and return the graph with what the run returns.
+def traced(module: nn.Module, run: Callable[[], Any], trace: TracedRun, *, until: int | None = None) -> Any:
+    """What the run of the model returns, while `trace` gets the graph.
 
     Args:
         until: the number of the attention call that ends the run, which then returns None.
@@ -400,11 +433,13 @@ def traced(
         number = len(trace.calls) - 1
         return trace.kept(Leaf("head", call.out.detach().requires_grad_(), Place(within, number), call=number))
 
-    with _frozen(module), torch.enable_grad(), following(module, trace.running), edited(module, Calls(see)), trace:
-        try:
-            return trace, run()
-        except Enough:
-            return trace, None
+    try:
+        with _frozen(module), torch.enable_grad(), following(module, trace.running), edited(module, Calls(see)), trace:
+            return run()
+    except Enough:
+        return None
+    finally:
+        _without_graphs(module)
 
 
 @contextmanager
@@ -420,6 +455,15 @@ def _frozen(module: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+def _without_graphs(module: nn.Module) -> None:
+    """Detach what the model has written into its buffers and attributes, such as caches."""
+    for part in module.modules():
+        for holder in (part._buffers, vars(part)):
+            for name, each in list(holder.items()):
+                if isinstance(each, Tensor) and each.grad_fn is not None:
+                    holder[name] = each.detach()
+
+
 def tensors(values: Sequence[Any]) -> Iterator[Tensor]:
     """The tensors among these values and in the lists among them."""
     for each in values:
@@ -427,6 +471,25 @@ def tensors(values: Sequence[Any]) -> Iterator[Tensor]:
             yield each
         elif isinstance(each, (list, tuple)):
             yield from tensors(each)
+
+
+def _by_place(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The arguments with the operands of sums, joins, products and roots by place, however they were given."""
+    if name == "where" or not any(key in kwargs for key in (*_FIRST, *_SECOND)):
+        return args, kwargs
+    args, kwargs = list(args), dict(kwargs)
+    for place, keys in enumerate((_FIRST, _SECOND)):
+        args += [kwargs.pop(key) for key in keys if key in kwargs and len(args) == place]
+    return args, kwargs
+
+
+def _writes(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation writes into its first operand."""
+    if not args or not isinstance(args[0], Tensor):
+        return False
+    in_place = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__imul__", "__itruediv__")
+    flagged = kwargs.get("inplace") is True or (name in _MAY_WRITE and any(each is True for each in args[1:]))
+    return in_place or flagged
 
 
 def _named(args: Sequence[Any], kwargs: dict[str, Any], *names: str) -> list[Any]:
@@ -444,11 +507,11 @@ def _is_root(args: Sequence[Any]) -> bool:
     return isinstance(exponent, (int, float)) and (exponent < 0 or exponent != int(exponent))
 
 
-def _scale_detached(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _scale_detached(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     """The scale as a constant; of a variance and a mean, the mean is linear, which their common node does not say."""
     out = func(*args, **kwargs)
     if isinstance(out, Tensor):
-        return out.detach()
+        return (out.detach(),)
     axes = kwargs.get("dim", args[1] if len(args) > 1 and type(args[1]) is not bool else None)
     mean = args[0].mean() if axes is None else args[0].mean(axes, keepdim=True)
     return out[0].detach(), mean.view_as(out[1])
