@@ -417,7 +417,7 @@ class Calls(Edit):
 
 
 def traced(module: nn.Module, run: Callable[[], Any], trace: TracedRun, *, until: int | None = None) -> Any:
-    """What the run of the model returns, while `trace` gets the graph.
+    """The result of the run of the model, while `trace` gets the graph.
 
     Args:
         until: the number of the attention call that ends the run, which then returns None.
