@@ -248,6 +248,8 @@ def test_the_modules_of_a_foreign_model_are_found(tmp_path, name):
     close(vector(steps, "stream", "x"), seen["x"][0, steps.row])
     close(vector(steps, "output", "a"), seen["a"][0, steps.row])
     close(vector(steps, "residual", "y"), seen["y"][0, steps.row])
+    added = vector(steps, "residual", formula.removeprefix("y = x + "))
+    close(added, seen["y"][0, steps.row] - seen["x"][0, steps.row])
     assert steps["residual"].formula == formula and "seen" not in " ".join(steps.notes)
     assert [id for id in ("norm", "position") if id not in [each.id for each in steps]] == list(missing)
     if name == "Qwen3Next":
@@ -256,6 +258,43 @@ def test_the_modules_of_a_foreign_model_are_found(tmp_path, name):
         assert "Values are rescaled" in steps["head norm"].says
     if name == "Olmo2":
         assert "all heads together" in steps["head norm"].says
+
+
+def test_a_model_in_half_precision_is_stepped_through_in_single(tmp_path):
+    """Would catch: a norm or a factor that fits bfloat16's numbers, and is not the model's."""
+    config = transformers.Gemma2Config(**SMALL, query_pre_attn_scalar=7)
+    model = open_model(
+        checkpoints._saved(tmp_path / "m", transformers.Gemma2Model, config, checkpoints._sentence_pieces())
+    )
+    model.module.bfloat16()
+    rough = step(TEXT, (1, 2), "knows", model)
+    assert {each.dtype for each in model.module.parameters()} == {torch.bfloat16}
+    assert "computed in float32" in rough.notes[-1]
+    model.module.float()
+    whole = step(TEXT, (1, 2), "knows", model)
+    assert [each.formula for each in rough] == [each.formula for each in whole]
+    np.testing.assert_array_equal(vector(rough, "residual", "y"), vector(whole, "residual", "y"))
+
+
+def test_the_embedding_is_what_the_first_layer_reads_with_attention_or_without(tmp_path):
+    config = transformers.Qwen3NextConfig(**SMALL, **LINEAR, layer_types=["linear_attention", "full_attention"])
+    made = checkpoints._saved(tmp_path / "m", transformers.Qwen3NextModel, config, checkpoints._sentence_pieces())
+    model = open_model(made)
+    steps = step(TEXT, (0, 2), "knows", model)
+    table = model.embedding.weight[model.whole(model.encode(TEXT).ids)[0, steps.row]]
+    close(vector(steps, "token", "x_0"), table)
+    assert steps["token"].formula.startswith("x_0 = W[") and "Layers without attention" in steps["stream"].says
+
+
+def test_a_factor_within_a_projection_is_said(tmp_path):
+    """OPT scales its queries, and not their products."""
+    config = transformers.OPTConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, ffn_dim=29, word_embed_proj_dim=24,
+        max_position_embeddings=47, pad_token_id=0,
+    )  # fmt: skip
+    made = checkpoints._saved(tmp_path / "m", transformers.OPTModel, config, checkpoints._sentence_pieces())
+    steps = step(TEXT, (1, 2), "knows", open_model(made))
+    assert "The model multiplies each query by 0.3536, which W_q holds here." in steps["project"].says
 
 
 def test_what_is_not_found_is_said_and_the_call_alone_is_shown(tmp_path):

@@ -52,6 +52,7 @@ class AfterWeights(Writer):
         assert numbers.joined is not None
         start, stop = inputs.head * len(out), (inputs.head + 1) * len(out)
         own = f"o_{inputs.head} = c[{start}:{stop}]"
+        own_ones = "queries, keys and values" if inputs.kv_heads == inputs.heads else "queries"
         vectors = [Vector(own, numbers.joined[start:stop], "value"), Vector("c", numbers.joined)]
         formula, says = f"c = [o_0, …, o_{inputs.heads - 1}]", ""
         if numbers.gated is not numbers.joined and numbers.gated is not None:
@@ -62,7 +63,7 @@ class AfterWeights(Writer):
             "Concatenate the heads",
             formula,
             f"o {shape(out)}, c {shape(numbers.joined)}",
-            f"The {inputs.heads} heads work side by side, each with queries, keys and values of its own; their outputs "
+            f"The {inputs.heads} heads work side by side, each with {own_ones} of its own; their outputs "
             f"are concatenated. The output of head {inputs.head} is components {start} to {stop - 1}.{says}",
             "With a single head a token would have one set of weights: it could not look at two places for two "
             "different reasons.",
@@ -89,13 +90,14 @@ class AfterWeights(Writer):
         )
         if numbers.result is None:
             return
-        x = numbers.stream
-        assert x is not None
-        formula, more = f"x + {'a' if around.after is None else 'norm(a)'}", ""
-        if around.factor != 1.0:
-            formula, more = formula.replace("+ ", f"+ {around.factor:.4g} · "), " It is added with a fixed factor."
+        x, added = numbers.stream, numbers.added
+        assert x is not None and added is not None
+        name, more = "a", ""
         if around.after is not None:
-            more = f" A norm rescales it first.{more}"
+            name, more = "norm(a)", " A norm rescales it first."
+        if around.factor != 1.0:
+            name, more = f"{around.factor:.4g} · {name}", f"{more} It is added with a fixed factor."
+        formula = f"x + {name}"
         if around.placement == "post":
             formula, more = f"norm({formula})", f"{more} A norm then rescales the sum."
         elif around.placement == "parallel":
@@ -104,9 +106,9 @@ class AfterWeights(Writer):
             "residual",
             "Residual",
             f"y = {formula}",
-            f"x {shape(x)}, a {shape(numbers.written)}, y {shape(numbers.result)}",
+            f"x {shape(x)}, {name} {shape(added)}, y {shape(numbers.result)}",
             "What attention found is added to what the token had: it writes into the vector and does not replace it."
             + more,
-            f"Without x the token itself would be lost: |x| is {length(x):.3g}, |a| is {length(numbers.written):.3g}.",
-            vectors=(Vector("x", x), Vector("a", numbers.written), Vector("y", numbers.result)),
+            f"Without x the token itself would be lost: |x| is {length(x):.3g}, |{name}| is {length(added):.3g}.",
+            vectors=(Vector("x", x), Vector(name, added), Vector("y", numbers.result)),
         )

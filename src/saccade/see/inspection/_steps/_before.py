@@ -34,7 +34,8 @@ class BeforeScores(Writer):
         if around is None or numbers.projected is None or numbers.normed is None:
             yield self._given()
             return
-        if self.inputs.layer or self.inputs.crosses:
+        is_first = numbers.stream is not None and np.array_equal(around.embedded, numbers.stream)
+        if self.inputs.layer or self.inputs.crosses or not is_first:
             yield self._stream()
         if around.placement not in ("post", "bare"):
             yield self._norm()
@@ -59,6 +60,9 @@ class BeforeScores(Writer):
         if self.inputs.kv_heads < self.inputs.heads:
             group = self.inputs.heads // self.inputs.kv_heads
             says += f" {group} query heads share one key and value head, here number {self.inputs.kv_head}."
+        for name, step in (("query", around.query), ("key", around.key), ("value", around.value)):
+            if step.factor != 1.0:
+                says += f" The model multiplies each {name} by {step.factor:.4g}, which W_{name[0]} holds here."
         return Step(
             "project",
             "Query, key and value",
@@ -100,6 +104,9 @@ class BeforeScores(Writer):
             if scale is None:
                 formula = f"x_0 = f(W[{token}], i)"
                 made = " x_0 also holds what the model adds for the position i, and a norm if it has one there."
+                if around.rotation is not None:
+                    formula = f"x_0 = f(W[{token}])"
+                    made = " f is what the model makes of the row first, such as a norm or a projection."
             elif scale != 1.0:
                 root = f"√{len(table_row)}" if abs(scale**2 - len(table_row)) < 1e-3 else f"{scale:.4g}"
                 formula = f"x_0 = {root} · W[{token}]"
@@ -108,7 +115,7 @@ class BeforeScores(Writer):
             "token",
             "Token and embedding",
             formula,
-            f"x_0 {shape(table_row)}",
+            f"x_0 {shape(table_row if around is None else around.embedded)}",
             f"The text is cut into tokens, and each token has a number: {self.name} is {token}. The number picks a row "
             f"of a learned table W: all that the model knows of a token before it reads the others.{made}",
             "Without the table a token would be a bare number, and nothing would make 'cat' more like 'dog' than "
@@ -129,7 +136,7 @@ class BeforeScores(Writer):
                 "target up to here.",
                 vectors=(Vector("x", x),),
             )
-        layers = "layer 0" if layer == 1 else f"layers 0 to {layer - 1}"
+        layers = "layer 0" if layer == 1 else f"layers 0 to {layer - 1}" if layer else "layers without attention"
         return Step(
             "stream",
             f"What layer {layer} reads",
@@ -160,6 +167,9 @@ class BeforeScores(Writer):
                 formula, vectors = f"{formula} + b", {**vectors, "b": norm.bias}
                 says += " A learned number in b is added to each component."
             says += " ε is tiny and prevents a division by 0."
+        elif x.shape != n.shape:
+            kind, formula = "Before the projections", "n = f(x)"
+            says = "The projections read another vector, made of x by modules that were not recognised."
         vectors["n"] = n
         return Step(
             "norm",

@@ -30,6 +30,7 @@ from ._parts import HeadNumbers
 
 _EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 _DEFAULT_EPS = (1e-5, 1e-6, 1e-12, 0.0)
+HALF = (torch.float16, torch.bfloat16)
 
 
 class Unknown(ValueError):
@@ -91,13 +92,13 @@ def of_module(
             inputs.append(of_call(call, number, row, layer))
             calls.append(call)
 
-    with following(module, running):
+    with following(module, running), _in_single(module):
         run(keep)
     runs = layer_runs(within)
     first, own = runs[0], runs[layer]
     if first is None or own is None:
         return inputs[0], "its layer is no module of its own"
-    with _recorded(module, first, own) as record:
+    with _recorded(module, first, own) as record, _in_single(module):
         run(lambda at, call: None)
     try:
         around = _surroundings(record, calls[0], inputs[0])
@@ -106,6 +107,20 @@ def of_module(
     found = replace(inputs[0], around=around)
     wrong = [name for name, share in HeadNumbers(found).differences().items() if not share <= _alike(found).share]
     return (inputs[0], f"its {joined(wrong)} cannot be recomputed") if wrong else (found, "")
+
+
+@contextmanager
+def _in_single(module: nn.Module) -> Iterator[None]:
+    """A block in which the model computes in float32 at least: in half precision the numbers of many modules fit."""
+    kept = [each for each in (*module.parameters(), *module.buffers()) if each.dtype in HALF]
+    before = [each.data for each in kept]
+    try:
+        for each in kept:
+            each.data = each.data.float()
+        yield
+    finally:
+        for each, data in zip(kept, before, strict=True):
+            each.data = data
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,9 +139,11 @@ def _recorded(module: nn.Module, first: Entry, own: Entry) -> Iterator[_Record]:
 
     def enter(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         read = next((each for each in (*given, *named.values()) if _is_of_features(each)), None)
-        reads.append((None if read is None else read.detach().clone(), own in running))
-        if running[-1] == first and read is not None:
-            record.embedded.append(read.detach())
+        inside = own in running
+        reads.append((None if read is None else read.detach().clone() if inside else read, inside))
+        begins = running[-1] == first or (_list_of(first) and _list_of(running[-1]) == _list_of(first))
+        if begins and read is not None:
+            record.embedded.append(read.detach().clone())
 
     def leave(part: nn.Module, out: Any) -> None:
         read, inside = reads.pop()
@@ -136,6 +153,12 @@ def _recorded(module: nn.Module, first: Entry, own: Entry) -> Iterator[_Record]:
 
     with following(module, running), hooked(module.modules(), before=enter, after=leave):
         yield record
+
+
+def _list_of(run: Entry) -> str:
+    """The list of layers that a module stands in: its first one reads the embedding, with attention or without."""
+    path, _, name = run.path.rpartition(".")
+    return path if name.isdigit() else ""
 
 
 def _is_of_features(value: Any) -> bool:
@@ -249,7 +272,7 @@ def _projection(
             part = slice(at[0], at[0] + wanted.shape[1])
             sizes = np.sqrt((read**2).mean(-1, keepdims=True) + norm.eps)
             of_part = replace(norm, weight=None if norm.weight is None else norm.weight[part], sizes=sizes)
-            return _rows(made_by, at[0], 1.0, wanted.shape[1])[0], of_part, made_by.read, gave[:, part]
+            return _rows(made_by, *at, wanted.shape[1])[0], of_part, made_by.read, gave[:, part] * at[1]
     raise Unknown(f"no matrix makes the {name}")
 
 
@@ -273,7 +296,7 @@ def _window(gave: np.ndarray, wanted: np.ndarray, exact: _Alike, alike: _Alike) 
 def _rows(matrix: _Matrix, at: int, factor: float, width: int) -> tuple[LinearStep, np.ndarray]:
     part = slice(at, at + width)
     weight, bias = matrix.step.weight[part] * factor, matrix.step.bias
-    return LinearStep(weight, None if bias is None else bias[part] * factor), matrix.gave[:, part] * factor
+    return LinearStep(weight, None if bias is None else bias[part] * factor, factor), matrix.gave[:, part] * factor
 
 
 def _by_head(ran: _Ran, head: int, shape: tuple[int, ...]) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -30,10 +30,11 @@ from .._models import LayerObserver, weights_of
 
 @dataclass(frozen=True, eq=False)
 class LinearStep:
-    """x -> W x + b; W (out, in), b (out,) or None."""
+    """x -> W x + b; W (out, in), b (out,) or None; both hold `factor`, by which the model multiplies their result."""
 
     weight: np.ndarray
     bias: np.ndarray | None
+    factor: float = 1.0
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """(..., in) to (..., out)."""

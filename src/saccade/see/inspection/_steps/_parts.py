@@ -189,12 +189,20 @@ class HeadNumbers:
         return None if around is None or self.gated is None else around.output(self.gated)
 
     @cached_property
+    def added(self) -> np.ndarray | None:
+        """(E,) the output of attention as it is added: after its norm and times its factor."""
+        around = self.inputs.around
+        if around is None or self.written is None:
+            return None
+        return around.factor * (self.written if around.after is None else around.after(self.written))
+
+    @cached_property
     def result(self) -> np.ndarray | None:
         """(E,) the residual stream after attention."""
         around = self.inputs.around
-        if around is None or self.written is None or self.stream is None or not around.adds:
+        if around is None or self.added is None or self.stream is None or not around.adds:
             return None
-        total = self.stream + around.factor * (self.written if around.after is None else around.after(self.written))
+        total = self.stream + self.added
         if around.placement == "post":
             return None if around.norm is None else around.norm(total)
         return total

@@ -20,7 +20,7 @@ from .._published import as_text_model
 from .._targets import token_labels, token_names
 from ._chosen_head import Head, checked_place, most_telling
 from ._chosen_word import asking
-from ._found import of_model
+from ._found import HALF, of_model
 from ._inputs import of_call
 from ._pair import steps_of_target
 from ._result import Steps
@@ -104,6 +104,8 @@ def step_of_tokens(
         )
     elif inputs.around is not None and not inputs.around.adds:
         notes.append("where the output of attention is added to the residual stream was not seen")
+    if model.stack is None and any(each.dtype in HALF for each in model.module.parameters()):
+        notes.append("computed in float32: in the model's half precision, the numbers of several modules would fit")
     steps = written_steps(inputs, labels, known, without, notes, names=names)
     return replace(steps, model=model.name, layers=model.layers)
 
