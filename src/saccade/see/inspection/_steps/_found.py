@@ -1,9 +1,9 @@
 """The modules around an attention call of any model, found by what they read and give.
 
-No path or class is read, only parameters' names: the query projection is the matrix whose output holds the query, the norm is the module that gives what
-the projections read, and so on. Everything found is a formula in float64 (`_inputs.py`) that is compared with what the
-module gave. Rotary positions are measured: at position 0 nothing is turned, so the projection is known, and then cosine
-and sine of each pair follow from query and key.
+No path or class is read, only the names of parameters: the query projection is the matrix whose output holds the query,
+the norm is the module that gives what the projections read, and so on. Everything found is a formula in float64
+(`_inputs.py`) that is compared with what the module gave. Rotary positions are measured: at position 0 nothing is
+turned, so the projection is known, and then cosine and sine of each pair follow from query and key.
 
 Shape legend: as in `_inputs.py`; O outputs of a matrix.
 """
@@ -239,11 +239,11 @@ class _Layer:
         ]
         self.matrices = [found for each in self.rows if (found := self._matrix(each)) is not None]
 
-    def same(self, one: Tensor, other: Tensor) -> bool:
+    def same(self, first: Tensor, other: Tensor) -> bool:
         """Whether two tensors (L, E) are the same numbers."""
         row = self.inputs.row
-        fits = one.shape == other.shape and self.exact(numbers(one[row]), numbers(other[row]))
-        return fits and self.exact(numbers(one), numbers(other))
+        fits = first.shape == other.shape and self.exact(numbers(first[row]), numbers(other[row]))
+        return fits and self.exact(numbers(first), numbers(other))
 
     def _matrix(self, ran: _Ran) -> _Matrix | None:
         weight, bias = getattr(ran.module, "weight", None), getattr(ran.module, "bias", None)
