@@ -231,6 +231,8 @@ def _generate(model: Any, pad: int, special: tuple[int, ...]) -> Generate:
         config = transformers.GenerationConfig(
             max_new_tokens=steps,
             do_sample=False,
+            num_beams=1,
+            num_return_sequences=1,
             pad_token_id=pad,
             suppress_tokens=sorted({pad, *special}),
             output_logits=True,

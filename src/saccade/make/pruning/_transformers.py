@@ -99,7 +99,7 @@ def read_attention(module: nn.Module, parent: nn.Module | None) -> TransformersA
     parts = dict(module.named_children())
     if hasattr(module, "split_size") and "c_attn" in parts:
         projections = tuple(parts[name] for name in ("q_attn", "c_attn") if name in parts)
-        if "head_dim" not in vars(module) or not _is_conv(parts["c_proj"]):  # GPT-1, GPT-BigCode
+        if "head_dim" not in vars(module) or not _is_conv(parts.get("c_proj")):  # GPT-1, GPT-BigCode
             return "its parts are not those of GPT-2"
         return _read(module, projections, parts["c_proj"], int(vars(module)["head_dim"]))
     for form in _FORMS:
@@ -144,7 +144,7 @@ def _beside(parent: nn.Module | None, path: str) -> nn.Module | None:
         return None
 
 
-def _is_conv(layer: nn.Module) -> bool:
+def _is_conv(layer: nn.Module | None) -> bool:
     """Whether a layer is GPT-2's Conv1D: a linear layer whose weight is (in, out)."""
     return type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils"
 

@@ -134,7 +134,7 @@ def tokens_of_gate(tokens: Tensor | None, kept: Tensor | None, name: str) -> Ten
         TypeError: None instead of tokens; `name` is the mechanism in the message.
     """
     if tokens is None:
-        raise TypeError(f"tokens: {name} needs the tokens that its queries and keys were projected from, got None")
+        raise TypeError(f"tokens: {name} needs the tokens that its queries were projected from, got None")
     return zero_padding(tokens[:, None], kept)[:, 0]
 
 

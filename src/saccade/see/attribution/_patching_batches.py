@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -25,7 +26,6 @@ from ._runs import Progress, edited, run_model, scalar
 
 MOST_ROWS = 256  # of all copies in a call: with more, matrix products are no faster, and fewer layers are shared
 ALIKE = 1e-4  # as a share of the difference between clean and corrupted
-_UNREADABLE = (RuntimeError, ValueError, LookupError, AssertionError)  # of models that cannot read more items
 
 
 def changes_in_batches(
@@ -48,7 +48,7 @@ def changes_in_batches(
         batch = chosen[first : first + heads]
         try:
             out = _run_copies(runs, source, batch, heads + 1)
-        except _UNREADABLE:
+        except Exception:  # of a model that cannot read copies; its own errors are raised when it runs one by one
             return None
         try:
             unpatched.append(_metric(runs, out, heads, heads + 1))
@@ -90,7 +90,9 @@ def _run_copies(runs: PatchRuns, source: Observations, batch: Sequence[tuple[str
 
 
 def _metric(runs: PatchRuns, out: Any, number: int, copies: int) -> float:
-    return float(scalar(runs.metric(_copy(out, runs.base.shapes, number, copies)), "metric"))
+    items = {len(kept.query) for kept in runs.base.seen.kept.values()}
+    shapes = {path: shape for path, shape in runs.base.shapes.items() if shape[:1] and shape[0] in items}
+    return float(scalar(runs.metric(_copy(out, shapes, number, copies)), "metric"))
 
 
 @contextmanager
@@ -100,7 +102,11 @@ def _copied_from(runs: PatchRuns, patched: set[str], copies: int) -> Iterator[No
     first = next(n for n, site in enumerate(sites) if site.name in patched)
     items = len(runs.base.seen.kept[sites[first].name].query)
 
+    thread = threading.get_ident()
+
     def copied(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return None
         return tree_map(lambda leaf: _repeated(leaf, items, copies), (args, kwargs))
 
     with ExitStack() as stack:

@@ -38,7 +38,7 @@ class CallName(NamedTuple):
 class NoCall(ValueError):
     """Edits matched no call of a model: whether it has calls, and those that could not be reached, as text."""
 
-    def __init__(self, message: str, *, there: bool, lost: str) -> None:
+    def __init__(self, message: str, *, there: bool = False, lost: str = "") -> None:
         super().__init__(message)
         self.there, self.lost = there, lost
 

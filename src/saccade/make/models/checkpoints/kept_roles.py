@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -74,7 +75,7 @@ class KeptRoles:
             heads: the number of the model's heads, by layer.
         """
         reasons = []
-        for file in filter(Path.exists, (self.cached, self.beside)):
+        for file in filter(os.path.exists, self._known()):  # which is False for a folder that cannot be entered
             try:
                 return self._of(file, heads), ""
             except (OSError, ValueError) as error:
@@ -107,8 +108,15 @@ class KeptRoles:
             else:
                 break
         if file == self.beside:
-            self.cached.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.cached.unlink()
         return file
+
+    def _known(self) -> Iterator[Path]:
+        """The file in the cache, unless there is no home, and the one beside the weights."""
+        if self.cached.is_absolute():
+            yield self.cached
+        yield self.beside
 
     def _places(self) -> Iterator[Path]:
         if not self.fetched:

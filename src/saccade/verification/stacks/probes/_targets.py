@@ -6,6 +6,7 @@ Shape legend: R rows, L length, V vocabulary.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,9 +15,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ....support._numbers import counted
-from ...findings._finding import Finding, TargetError
+from ...findings._finding import Finding, Inapplicable, TargetError
 from ...subject._calling import guarded
-from .._documents import Documents, drawn, exchanged, ids_of
+from .._documents import IDS, Documents, drawn, exchanged, ids_of
 from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack, per_token
@@ -86,8 +87,10 @@ def _fix(stack: Stack, documents: Documents) -> str:
     """Code by which each output predicts the next token, by what the model does with labels that are its own tokens."""
     if stack.step is not None:
         return _FIX
-    labels = ids_of(stack.batch(documents)).clone()
-    moved = _trained(_forwards(stack, documents, labels)).distance()
+    try:
+        moved = _trained(_forwards(stack, documents, ids_of(stack.batch(documents)).long())).distance()
+    except (TargetError, Inapplicable):  # of a model that takes no such labels: the finding stands
+        return _FIX
     if moved == 1:
         return "labels = input_ids.clone()  # the model moves labels by one token itself"
     if moved == 0:
@@ -122,11 +125,15 @@ def _forwards(stack: Stack, documents: Documents, labels: Tensor | None = None) 
         return []
     forwards: list[Forward] = []
 
+    thread = threading.get_ident()
+
     def keep(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if threading.get_ident() != thread:
+            return
         try:
-            ids = ids_of(kwargs if "input_ids" in kwargs else args)
+            ids = ids_of(kwargs if any(name in kwargs for name in IDS) else args)
             logits = per_token(out, ids)
-        except (TargetError, TypeError, ValueError, IndexError, KeyError, AttributeError):
+        except (TargetError, Inapplicable, TypeError, ValueError, IndexError, KeyError, AttributeError):
             return
         if logits.requires_grad and logits.shape[-1] > int(ids.max()):
             logits.retain_grad()
