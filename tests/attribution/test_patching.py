@@ -338,7 +338,7 @@ def test_heads_of_one_batch_are_as_if_alone(what, mixing, items, fewer):
 
 
 class Several(torch.nn.Module):
-    """Outputs for each item, for each pair of items, for all items, and in an object of another kind."""
+    """Outputs for each item, for each pair of items, for all items, for each row, and in an object of another kind."""
 
     def __init__(self):
         super().__init__()
@@ -348,7 +348,8 @@ class Several(torch.nn.Module):
         out = self.body(tokens)
         self.forwards.append(len(out))
         last = out[:, -1]
-        return {"logits": out, "more": (last @ last.T, [last.square().mean()]), "cache": SimpleNamespace(values=out)}
+        more = last @ last.T, [last.square().mean()], out.transpose(0, 1).flatten(0, 1)
+        return {"logits": out, "more": more, "cache": SimpleNamespace(values=out)}
 
 
 @pytest.mark.parametrize(
@@ -357,9 +358,10 @@ class Several(torch.nn.Module):
         (lambda out: out["logits"][0, -1, 3] - out["logits"][1, 2, 5], True),
         (lambda out: out["more"][0][0, -1], False),  # the last copy's last item, which is not patched
         (lambda out: out["more"][1][0], False),
+        (lambda out: out["more"][2][-1, 3], False),  # rows first: each copy has rows of all items
         (lambda out: out["cache"].values[0, -1, 3], False),
     ],
-    ids=["items", "pairs", "mean", "object"],
+    ids=["items", "pairs", "mean", "rows", "object"],
 )
 def test_a_batch_is_for_metrics_of_outputs_by_item(metric, is_batched):
     model, clean, corrupted = Several().eval(), tokens(1), tokens(2)
