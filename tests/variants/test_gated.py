@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(TypeError, match="headwise: expected True or False, got 1"):
         GatedConfig(1)
     with pytest.raises(
-        TypeError, match="tokens: gated attention needs the tokens that its queries and keys were projected from"
+        TypeError, match="tokens: gated attention needs the tokens that its queries were projected from"
     ):
         GatedConfig().build(HeadSizes(8, 4, 2, 7, 3))(query, key, value)
 
