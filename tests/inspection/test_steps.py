@@ -218,7 +218,7 @@ FOREIGN = {
         dict(layer_types=["full_attention"] * 2, global_head_dim=10), "y = x + norm(a)", "pre_feedforward_layernorm", ()
     ),
     "Phi3": ({}, "y = x + a", "post_attention_layernorm", ()),
-    "Glm": (dict(partial_rotary_factor=0.4), "y = x + a", "post_attention_layernorm", ()),
+    "StableLm": (dict(head_dim=8, partial_rotary_factor=0.5), "y = x + a", "post_attention_layernorm", ()),
 }  # fmt: skip
 
 
@@ -226,7 +226,7 @@ FOREIGN = {
 def test_the_modules_of_a_foreign_model_are_found(tmp_path, name):
     """Norms behind a layer and over all heads, factors, gates, fused projections, rotations of a part."""
     more, formula, reads_y, missing = FOREIGN[name]
-    config = getattr(transformers, f"{name}Config")(**SMALL, **more)
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, **more})
     kind = getattr(transformers, f"{name}Model")
     made = checkpoints._saved(tmp_path / "m", kind, config, checkpoints._sentence_pieces())
     model = open_model(made)
