@@ -32,6 +32,23 @@ _BUT_TWO = -2  # all but two
 _CHUNKS = (3, 1, _REST)
 
 
+class Reader:
+    """Reads documents at once, each long one a single time: decoders and prompts of several lengths share it."""
+
+    def __init__(self, stack: Stack, measure: Measure):
+        self.stack, self.measure = stack, measure
+        self._read: dict[tuple[int, ...], Tensor] = {}
+
+    def __call__(self, document: list[int]) -> Tensor:
+        """The outputs (L, V). A short document is read again, after whatever decoders have left in the model."""
+        out = self._read.get(tuple(document))
+        if out is None:
+            [out] = self.stack.outputs([document])
+            if len(document) >= _LONG:
+                self._read[tuple(document)] = out
+        return out
+
+
 class Wrong(NamedTuple):
     """The first step that differs."""
 
@@ -42,10 +59,11 @@ class Wrong(NamedTuple):
 def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     if not stack.decoders and stack.generate is None:
         raise Inapplicable("no decode function is given, and none is found")
+    reader = Reader(stack, measure)
     for decoder, documents, pieces in _tries(stack):
-        wrong = _last_wrong(stack, measure, decoder, documents, pieces)
+        wrong = _last_wrong(reader, decoder, documents, pieces)
         if wrong is not None:
-            yield _finding(stack, measure, decoder, documents, pieces, wrong)
+            yield _finding(reader, decoder, documents, pieces, wrong)
             return
     if stack.generate is not None:
         yield from _generated(stack, measure, stack.generate)
@@ -93,12 +111,10 @@ def _ends(length: int, pieces: tuple[int, ...]) -> list[int]:
     return list(dict.fromkeys([*ends, *range(ends[-1], length + 1)]))
 
 
-def _wrong(
-    stack: Stack, measure: Measure, decoder: Decoder, document: list[int], pieces: tuple[int, ...]
-) -> Wrong | None:
+def _wrong(reader: Reader, decoder: Decoder, document: list[int], pieces: tuple[int, ...]) -> Wrong | None:
     """The first step whose logits are not those of the last token when all are read at once."""
     state: Any = None
-    [whole] = stack.outputs([document])
+    stack, measure, whole = reader.stack, reader.measure, reader(document)
     for end in _ends(len(document), pieces):
         logits, state = _step(decoder, document[:end], state)
         if measure.compare(logits[None], whole[end - 1][None]) is None:
@@ -118,26 +134,23 @@ def _step(decoder: Decoder, tokens: list[int], state: Any) -> tuple[Tensor, Any]
     return logits.reshape(-1, logits.shape[-1])[-1].clone(), state
 
 
-def _last_wrong(
-    stack: Stack, measure: Measure, decoder: Decoder, documents: Documents, pieces: tuple[int, ...]
-) -> Wrong | None:
+def _last_wrong(reader: Reader, decoder: Decoder, documents: Documents, pieces: tuple[int, ...]) -> Wrong | None:
     """The documents decoded one after the other: what is wrong with the last."""
     for document in documents[:-1]:
         state: Any = None
         for end in _ends(len(document), pieces):
             _, state = _step(decoder, document[:end], state)
-    return _wrong(stack, measure, decoder, documents[-1], pieces)
+    return _wrong(reader, decoder, documents[-1], pieces)
 
 
-def _finding(
-    stack: Stack, measure: Measure, decoder: Decoder, documents: Documents, pieces: tuple[int, ...], wrong: Wrong
-) -> Finding:
+def _finding(reader: Reader, decoder: Decoder, documents: Documents, pieces: tuple[int, ...], wrong: Wrong) -> Finding:
+    stack = reader.stack
     uses, window = len(documents), stack.promises.window
     again = uses > 1
 
     def shows(given: Documents) -> Wrong | None:
         # What is kept from one use to the next would make one document look wrong alone.
-        return _last_wrong(stack, measure, decoder, given, pieces) if len(given) == uses else None
+        return _last_wrong(reader, decoder, given, pieces) if len(given) == uses else None
 
     documents, wrong = smallest(documents, shows, wrong)
     past = window is not None and wrong.step > window
