@@ -287,6 +287,22 @@ struct FewRows {
     float* out = nullptr;
 };
 
+constexpr int kInt8Panel = 64;   // features of a panel
+constexpr int kInt8Block = 128;  // terms with one scale: their sums fit into the whole numbers of a float
+
+// out (R, F) = x (R, E) W^T + b of int8 weights W in panels (int8.h); x and out float32, or both bf16. `scales`
+// [F / 64][E / 128][2][64]: of each block of W's rows the scale, and the sum of its integers. A row with NaN or infinities
+// gives NaN; how many there are comes back.
+struct Int8Product {
+    int64_t rows = 0, width = 0, features = 0;  // R, E, F
+    int threads = 1;
+    bool half = false;
+    const void* x = nullptr;
+    const int8_t* weight = nullptr;
+    const float *scales = nullptr, *bias = nullptr;  // bias (F,): or null
+    void* out = nullptr;
+};
+
 // What one instruction set offers. Every kernel gives the same bits for any number of threads and any batch mates.
 struct Kernels {
     const char* name = nullptr;  // "baseline"; "avx2", "avx512", "avx512_bf16"; "neon", "neon_bf16"
@@ -302,6 +318,8 @@ struct Kernels {
     void (*linear_step)(const LinearStep&);
     void (*head_ranges)(const HeadRanges&);
     void (*few_rows)(const FewRows&);
+    int64_t (*int8_product)(const Int8Product&);
+    int64_t (*int8_product_quads)(const Int8Product&);  // by AVX512_VNNI: null where the set cannot have it
     void (*exp2)(const float* from, float* to, int64_t count);  // the kernels' own exponential, for tests
     // The limits of the machine, for the benchmark: multiplications and additions done (2 per lane and FMA) in about
     // `milliseconds` of nothing else, per thread, summed over threads, as FLOP/s; and bytes/s of reading.

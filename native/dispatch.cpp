@@ -36,7 +36,7 @@ enum class Answer { yes, unreported, unsaved };
 #if defined(__x86_64__)
 
 struct Processor {
-    bool avx2 = false, avx512 = false, avx512_bf16 = false;
+    bool avx2 = false, avx512 = false, avx512_bf16 = false, avx512_vnni = false;
     bool saves_ymm = false, saves_zmm = false;
     bool intel = false, amd = false;
     unsigned family = 0;
@@ -60,6 +60,7 @@ Processor ask_processor() {
     const unsigned last = a;
     found.avx2 = found.saves_ymm && avx && fma && f16c && bit(b, 5);
     found.avx512 = found.avx2 && found.saves_zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);  // F DQ BW VL
+    found.avx512_vnni = found.avx512 && bit(c, 11);
     if (last >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) found.avx512_bf16 = found.avx512 && bit(a, 5);
     return found;
 }
@@ -74,6 +75,7 @@ const Processor& known() {
 bool pays(const std::string& set) { return set != "avx512_bf16" || !known().intel; }
 
 bool wide_amd() { return known().amd && known().family >= 26 && known().avx512; }
+bool vnni() { return known().avx512_vnni; }
 
 Answer ask(const std::string& set) {
     const Processor& processor = known();
@@ -87,6 +89,7 @@ Answer ask(const std::string& set) {
 
 bool pays(const std::string&) { return true; }
 bool wide_amd() { return false; }
+bool vnni() { return false; }
 
 // NEON belongs to every 64-bit ARM processor. Other architectures: only `baseline` is compiled (untested).
 Answer ask(const std::string& set) {
@@ -168,6 +171,8 @@ const Kernels& kernels() {
 }
 
 bool mkl_at_half() { return wide_amd(); }
+
+bool sums_quads() { return vnni(); }
 
 void use(const std::string& name) { active.store(named("use()", name), std::memory_order_release); }
 

@@ -63,6 +63,7 @@ constexpr int lanes = 4, registers = 16;
 typedef float vf __attribute__((vector_size(4 * lanes)));
 typedef int32_t vi __attribute__((vector_size(4 * lanes)));
 typedef uint32_t vu __attribute__((vector_size(4 * lanes)));
+typedef int16_t vs __attribute__((vector_size(4 * lanes)));
 typedef uint16_t vh __attribute__((vector_size(2 * lanes)));
 typedef vf vf_loose __attribute__((aligned(4), may_alias));
 typedef vu vu_loose __attribute__((aligned(2), may_alias));  // two bf16 may begin at any of them
@@ -436,6 +437,31 @@ template <class T> SACCADE_INLINE void store_from_float(T* p, vf x, int64_t coun
     store_from_float(some, x);
     memcpy(p, some, (count < 0 ? 0 : count) * sizeof(T));
 }
+
+// --- products of whole numbers -------------------------------------------------------------------------------------
+
+// The sum of two products of 16 bits in each lane.
+SACCADE_INLINE vi pair_sums(vs a, vs b) {
+#if defined(__AVX512F__)
+    return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    const vi x = (vi)a, y = (vi)b;
+    return (x << 16 >> 16) * (y << 16 >> 16) + (x >> 16) * (y >> 16);
+#endif
+}
+
+#if defined(__AVX512F__)
+// sum + four products of a byte of a, unsigned, and one of b, signed: AVX512_VNNI, which not every processor of a set has, so
+// the compiler may not be told of it.
+SACCADE_INLINE vi quad_sums(vi sum, vi a, vi b) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+}
+#endif
 
 // --- products of two bf16 ------------------------------------------------------------------------------------------
 

@@ -387,8 +387,8 @@ def test_wrong_arguments():
     layer = nn.Linear(192, 192)
     with pytest.raises(TypeError, match=r"model: expected a torch.nn.Module, got list"):
         saccade.accelerate([layer])
-    with pytest.raises(ValueError, match=r"weights: expected None or 'bfloat16', got 'int8'"):
-        saccade.accelerate(layer, weights="int8")
+    with pytest.raises(ValueError, match=r"weights: expected None, 'bfloat16' or 'int8', got 'int4'"):
+        saccade.accelerate(layer, weights="int4")
     with pytest.raises(ValueError, match=r"keep_weights: expected True with weights='bfloat16'"):
         saccade.accelerate(layer, weights="bfloat16", keep_weights=False)
     with pytest.raises(ValueError, match=r"model: weights= and keep_weights= need a module"):

@@ -18,12 +18,15 @@ from ._self_attention import FusedSelfAttention
 from ._structure import has_own_forward
 from ._tokens import mixes_tokens
 
+_STEP = (
+    2**17
+)  # terms whose rounding is 1/16, as in bfloat16: what comes before a product in 8 bits may be rounded by a step
 _ACTIVATIONS = F.gelu, F.relu, F.silu, torch.relu
 
 
-def fused_layers(model: nn.Module, half: bool) -> list[FusedLayer]:
+def fused_layers(model: nn.Module, weights: str | None) -> list[FusedLayer]:
     """The fusible modules of a model, outer modules before inner ones."""
-    linears = {module: PackedLinear(module, half) for module in model.modules() if large(module)}
+    linears = {module: PackedLinear(module, weights) for module in model.modules() if large(module)}
     inside: set[nn.Module] = set()  # of attention modules, which read their parts' weights themselves
     padded = Padded()
     stacks: dict[nn.Module, LayerStack] = {}
@@ -41,12 +44,15 @@ def fused_layers(model: nn.Module, half: bool) -> list[FusedLayer]:
         if isinstance(module, nn.MultiheadAttention):
             inside.update(module.modules())
             if _knows(module):
-                found.append(FusedSelfAttention(name, module, half))
+                found.append(FusedSelfAttention(name, module, weights))
             continue
         layer = _of(name, module, linears)
         if layer is not None:
             found.append(layer)
     _join(model, found, linears)
+    if weights == "int8":
+        for layer in found:
+            layer.longest = max(layer.longest, _STEP)
     return found
 
 

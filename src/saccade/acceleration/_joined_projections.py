@@ -139,7 +139,7 @@ class _PendingProduct:
 def joinable(linears: list[PackedLinear]) -> bool:
     """Whether linear layers can be computed as one product: same width and dtype, all with a bias or none."""
     weights = [linear.weight for linear in linears]
-    own = any(linear.half for linear in linears)
+    own = any(linear.weights for linear in linears)
     return len(linears) > 1 and not own and _joinable(weights, [linear.bias for linear in linears])
 
 

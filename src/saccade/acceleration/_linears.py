@@ -23,15 +23,17 @@ class PackedLinear:
 
     Args:
         module: an `nn.Linear`, or transformers' `Conv1D`, whose weight is transposed.
-        half: whether a few rows read a bf16 copy of the weight, and many rows what it is rounded to.
+        weights: "bfloat16" has a few rows read a bf16 copy of the weight, and many rows what it is rounded to; "int8"
+            has all rows read a copy in 8 bits; None as they are.
         prefix: of the names of the weight and the bias: those of `nn.MultiheadAttention` have one.
     """
 
-    def __init__(self, module: nn.Module, half: bool, prefix: str = ""):
-        self.module, self.half, self._prefix = module, half, prefix
+    def __init__(self, module: nn.Module, weights: str | None, prefix: str = ""):
+        self.module, self.weights, self._prefix = module, weights, prefix
         self.turned = not isinstance(module, nn.Linear | nn.MultiheadAttention)
         self.product = Product()
         self.product.users = 1
+        self.product.weights = weights
         self.rounded: Derived[Tensor] = Derived()  # the weight in bf16
         self._dropped: tuple[nn.Parameter, int, Tensor] | None = None  # whose weight, where its place is, its only copy
 
@@ -63,7 +65,12 @@ class PackedLinear:
         bias, held = self.bias, self.held
         if held is not None:
             return multiply(x, held, bias, activation, joined)
-        if self.half and x.dtype == torch.float32 and fits(bias, self.weight) and not torch.is_grad_enabled():
+        if (
+            self.weights == "bfloat16"
+            and x.dtype == torch.float32
+            and fits(bias, self.weight)
+            and not torch.is_grad_enabled()
+        ):
             return self._rounded(x, bias, activation, joined)
         return self.product(x, self.weight, bias, activation, joined)
 

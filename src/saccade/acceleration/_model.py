@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..operator._backends.native import _kernels
+from ..operator._products import LARGE, Product
 from ._finding import fused_layers
 from ._fused_layers import PROVED, FusedLayer, FusedLinear, is_replacement
 from ._padded import PaddedLayer
@@ -21,27 +22,30 @@ class AcceleratedModel:
     def __init__(self, model: nn.Module, weights: str | None, keep_weights: bool):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-        if weights not in (None, "bfloat16"):
-            raise ValueError(f"weights: expected None or 'bfloat16', got {weights!r}")
-        if weights == "bfloat16" and not keep_weights:
+        if weights not in (None, "bfloat16", "int8"):
+            raise ValueError(f"weights: expected None, 'bfloat16' or 'int8', got {weights!r}")
+        if weights is not None and not keep_weights:
             raise ValueError(
-                "keep_weights: expected True with weights='bfloat16', because the original weights cannot be restored "
-                "from bfloat16; got False"
+                f"keep_weights: expected True with weights={weights!r}, because the original weights cannot be "
+                f"restored from {weights}; got False"
             )
-        if weights == "bfloat16" and _kernels.module is None:
-            raise ValueError(f"weights: 'bfloat16' needs the native kernels: {_kernels.missing}")
-        self.model, self.half, self.keep = model, weights == "bfloat16", keep_weights
+        if weights is not None and _kernels.module is None:
+            raise ValueError(f"weights: {weights!r} needs the native kernels: {_kernels.missing}")
+        self.model, self.weights, self.keep = model, weights, keep_weights
         self.layers: list[FusedLayer] = []
+        self._own: list[Product] = []  # of Saccade's linear layers, in 8 bits
         self._refusing: Any = None
 
     def install(self) -> None:
         """Replace the calls of the modules. RuntimeError if the model is accelerated already."""
         if is_accelerated(self.model):
             raise RuntimeError("model: it is accelerated already")
-        self.layers = fused_layers(self.model, self.half)
+        self.layers = fused_layers(self.model, self.weights)
         if not self.keep:  # its projection is a parameter without a layer, which stays as it is
             self.layers = [layer for layer in self.layers if not isinstance(layer, FusedSelfAttention)]
         try:
+            if self.weights == "int8":
+                self._round()
             for layer in self.layers:
                 layer.install()
             if not self.keep:
@@ -62,6 +66,29 @@ class AcceleratedModel:
         for layer in self.layers:
             if isinstance(layer, PaddedLayer):
                 layer.padded.forget()
+        for product in self._own:
+            product.weights = None
+            product.rounded.clear()
+        self._own = []
+
+    def _round(self) -> None:
+        """Round all weights to 8 bits now, so that those which cannot be are named before anything is computed."""
+        for name, module in self.model.named_modules():
+            weight, product = getattr(module, "weight", None), getattr(module, "product", None)
+            if isinstance(product, Product):
+                product.weights = "int8"
+                self._own.append(product)
+                if isinstance(weight, Tensor) and weight.numel() >= LARGE:
+                    self._rounded(name, product, weight)
+        for layer in self.layers:
+            if isinstance(layer, FusedLinear):
+                self._rounded(layer.name, layer.linear.product, layer.linear.weight)
+
+    def _rounded(self, name: str, product: Product, weight: Tensor) -> None:
+        try:
+            product.in_int8(weight)
+        except ValueError:
+            raise ValueError(f"model: {name}.weight holds NaN or infinities, which int8 cannot hold") from None
 
     def _drop(self) -> None:
         """Drop the weights that a single linear layer reads, and keep their packed copies."""
@@ -78,6 +105,8 @@ class AcceleratedModel:
         """Lines of the report: accelerated modules by kind, and the others with the reason."""
         taken = Counter(layer.kind for layer in self.layers if layer.state == PROVED)
         lines = [f"{count:8}  {kind}" for kind, count in taken.items()]
+        if self._own:
+            lines.append(f"{len(self._own):8}  linear layers of Saccade's own, in int8")
         left = Counter((layer.kind, layer.status()) for layer in self.layers if layer.state != PROVED)
         return lines + [f"{count:8}  {kind}: {state}" for (kind, state), count in left.items()]
 

@@ -20,9 +20,10 @@ class FusedSelfAttention(FusedLayer):
 
     kind = "nn.MultiheadAttention"
 
-    def __init__(self, name: str, module: nn.MultiheadAttention, half: bool):
+    def __init__(self, name: str, module: nn.MultiheadAttention, weights: str | None):
         super().__init__(name, module)
-        self.projection, self.output = PackedLinear(module, half, "in_proj_"), PackedLinear(module.out_proj, half)
+        self.projection = PackedLinear(module, weights, "in_proj_")
+        self.output = PackedLinear(module.out_proj, weights)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.state not in (NOT_CALLED, PROVED):

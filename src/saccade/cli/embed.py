@@ -39,6 +39,12 @@ class VectorOptions:
         "--normalize/--no-normalize",
     )
     tokens_per_batch: int = option(4096, "Tokens in one batch.")
+    weights: str | None = option(
+        None,
+        "int8: linear layers multiply in 8 bits, about twice as fast on processors with AVX-512 VNNI.  [default: "
+        "as they are]",
+        metavar="NAME",
+    )
 
 
 def register(app: typer.Typer) -> None:
@@ -91,7 +97,11 @@ def embed(
     from ..make.models.embedding_file import embed_to_file
 
     embedder = open_embedder(
-        model, pooling=vectors.pooling, normalize=vectors.normalize, tokens_per_batch=vectors.tokens_per_batch
+        model,
+        pooling=vectors.pooling,
+        normalize=vectors.normalize,
+        tokens_per_batch=vectors.tokens_per_batch,
+        weights=vectors.weights,
     )
     with _progress() as progress:
         written = embed_to_file(corpus, embedder, target, anew=force, progress=progress)

@@ -1,4 +1,4 @@
-"""Products with a weight, x W^T + b, on CPUs: packed copies of the weight, few rows, training.
+"""Products with a weight, x W^T + b, on CPUs: packed copies of the weight, few rows, 8 bits, training.
 
 Which way is fastest depends on how many rows there are and on whose library multiplies; `Product` knows. Everything
 else (gradients of gradients, transforms, compilers, other devices and dtypes) is `F.linear`'s.
@@ -21,6 +21,7 @@ from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
 from ._derived import Derived
+from ._int8 import DTYPES, Int8Weight, int8_product, int8_weight
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -52,11 +53,15 @@ class Product:
     one order for two rows and more. One or two rows are multiplied by the weight itself in that same order, where a
     trial gave the same bits; elsewhere a single row is multiplied twice.
 
+    `weights="int8"` multiplies by a copy of the weight in 8 bits, whatever the number of rows.
+
     Copies and pickles of a module begin without the copy of the weight.
     """
 
     def __init__(self) -> None:
         self.users = 0  # of `packed_weights`, which may be nested
+        self.weights: str | None = None  # "int8", or as they are
+        self.rounded: Derived[Int8Weight] = Derived()
         self.copy: Derived[Tensor] = Derived()  # the packed weight
         self.blocks: dict[tuple[Any, ...], int] = {}  # of shape, strides and activation: see `_block`
 
@@ -75,6 +80,8 @@ class Product:
             joined: what the product is added to or multiplied with, (..., F).
         """
         large = weight.numel() >= LARGE
+        if self.weights == "int8" and large and fits_int8(weight) and _plain(x, weight) and fits(bias, weight):
+            return finished(int8_product(x, weight, bias, self.in_int8(weight, x)), activation, joined)
         if (large or self.users) and _plain(x, weight) and fits(bias, weight):
             if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or _differentiable(bias, joined)):
                 if large and x.dtype == torch.float32 and at_half() and x.numel() > FEW * weight.shape[1]:
@@ -99,6 +106,11 @@ class Product:
         if single and x.numel() <= FEW * weight.shape[1] and weight.is_contiguous():
             return finished(few_rows(x, weight, bias), activation, joined)
         return multiply(x, weight.detach(), bias, activation, joined) if single and at_half() else None
+
+    def in_int8(self, weight: Tensor, x: Tensor | None = None) -> Int8Weight:
+        """The weight in 8 bits, renewed after it has changed; ValueError if it is not finite."""
+        rows = 0 if x is None else x.numel() // x.shape[-1]
+        return self.rounded.of((weight,), rows, lambda: int8_weight(weight)) or int8_weight(weight)
 
     def _packed(self, x: Tensor, weight: Tensor) -> Tensor:
         """The packed copy of the weight, renewed after the weight has changed. A weight that replaces another is packed
@@ -128,6 +140,11 @@ class Product:
 
     def __reduce__(self) -> Any:
         return Product, ()
+
+
+def fits_int8(weight: Tensor) -> bool:
+    """Whether products with W (F, E) are computed in 8 bits here."""
+    return weight.dtype in DTYPES and not weight.is_inference()
 
 
 def packed(weight: Tensor, rows: int = _ROWS) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...acceleration import accelerate
 from ...operator.nn import packed_weights
 from .checkpoints.sentence_files import POOLINGS, SentenceFiles, apply_dense, read_sentence_files
 from .loading import load_body
@@ -41,12 +42,14 @@ class Embedder:
     Args:
         model: an encoder of text, or another published model that reads text.
         files: the folder's settings of sentence vectors.
+        weights: of the linear layers, as in `saccade.accelerate`.
     """
 
     model: Model
     tokenizer: TextTokenizer | SentencePieceTokenizer
     files: SentenceFiles
     tokens_per_batch: int = TOKENS
+    weights: str | None = None
 
     @property
     def longest(self) -> int | None:
@@ -78,10 +81,12 @@ class Embedder:
         vectors[empty] = 0
         return vectors
 
-    def _packed(self, tokens: int) -> AbstractContextManager[None]:
-        """A block in which products read packed weights, for many tokens."""
+    def _packed(self, tokens: int) -> AbstractContextManager[Any]:
+        """A block in which products read packed weights, for many tokens, or rounded ones."""
         if isinstance(self.model, TransformersModel):
-            return self.model.accelerated(tokens)
+            return self.model.accelerated(tokens, self.weights)
+        if self.weights is not None:
+            return accelerate(self.model, weights=self.weights)
         return packed_weights(self.model) if tokens >= _MANY else nullcontext()
 
     def _vectors(self, ids: list[list[int]]) -> Tensor:
@@ -113,6 +118,7 @@ def embed(
     pooling: str | None = None,
     normalize: bool | None = None,
     tokens_per_batch: int = TOKENS,
+    weights: str | None = None,
     progress: Progress | None = None,
 ) -> np.ndarray:
     r"""A vector for each text, in float32.
@@ -129,6 +135,8 @@ def embed(
             None: as in the files.
         normalize: whether to normalise vectors to length 1; None: as in the files.
         tokens_per_batch: maximum number of tokens in a row, unless a single text is longer.
+        weights: "int8" has linear layers of 2^15 weights and more multiply in 8 bits, as in `saccade.accelerate`; None:
+            as they are.
         progress: `progress(done, total)`, called after every row with numbers of texts.
 
     Returns:
@@ -136,7 +144,7 @@ def embed(
 
     Raises:
         TypeError: not a list of texts, or not a text model.
-        ValueError: an empty list, an unknown pooling, an unsupported step in the files.
+        ValueError: an empty list, unknown pooling or weights, an unsupported step in the files.
         FileNotFoundError: no such model, or no tokenizer files.
 
     Example:
@@ -154,7 +162,9 @@ def embed(
         raise TypeError(f"texts: expected a list of texts, got {type(texts).__name__}")
     if not texts:
         raise ValueError("texts: empty, expected at least one text")
-    embedder = open_embedder(model, pooling=pooling, normalize=normalize, tokens_per_batch=tokens_per_batch)
+    embedder = open_embedder(
+        model, pooling=pooling, normalize=normalize, tokens_per_batch=tokens_per_batch, weights=weights
+    )
     done = 0
 
     def report(more: int) -> None:
@@ -172,12 +182,15 @@ def open_embedder(
     pooling: str | None = None,
     normalize: bool | None = None,
     tokens_per_batch: int = TOKENS,
+    weights: str | None = None,
 ) -> Embedder:
     """The model with its tokenizer and settings; arguments and errors as of `embed`."""
     if pooling is not None and pooling not in POOLINGS:
         raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
     if isinstance(tokens_per_batch, bool) or not isinstance(tokens_per_batch, int) or tokens_per_batch < 1:
         raise ValueError(f"tokens_per_batch: expected an int above 0, got {tokens_per_batch!r}")
+    if weights not in (None, "int8"):
+        raise ValueError(f"weights: expected None or 'int8', got {weights!r}")
     if isinstance(model, (str, Path)):
         model = load_body(model)
     if not isinstance(model, Model):
@@ -189,7 +202,7 @@ def open_embedder(
         files = replace(files, pooling=(pooling,))
     if normalize is not None:
         files = replace(files, normalize=normalize)
-    return Embedder(model, model.tokenizer, files, tokens_per_batch)
+    return Embedder(model, model.tokenizer, files, tokens_per_batch, weights)
 
 
 def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:

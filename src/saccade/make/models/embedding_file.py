@@ -113,7 +113,8 @@ def _identity(texts: Iterable[str], embedder: Embedder) -> dict[str, Any]:
         content = text.encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(8, "little") + content)
     files, folder = embedder.files, embedder.model.folder
-    options = [list(files.pooling), files.normalize, embedder.longest, embedder.tokens_per_batch, embedding.CHUNK]
+    sizes = embedder.longest, embedder.tokens_per_batch, embedding.CHUNK
+    options = [list(files.pooling), files.normalize, *sizes, embedder.weights]
     return {
         "texts": digest.hexdigest(),
         "model": None if folder is None else _folder_digest(folder),

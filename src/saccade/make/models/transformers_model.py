@@ -234,14 +234,15 @@ class TransformersModel(Model):
         return f"{text}\n{ran}"
 
     @contextmanager
-    def accelerated(self, tokens: int = 0) -> Iterator[None]:
-        """A block whose attention calls run on Saccade's kernels, and for many tokens also its layers, as in
-        `saccade.accelerate(model)`."""
+    def accelerated(self, tokens: int = 0, weights: str | None = None) -> Iterator[None]:
+        """A block whose attention calls run on Saccade's kernels, and for many tokens or other weights also its layers,
+        as in `saccade.accelerate(model, weights=weights)`."""
         if torch.compiler.is_compiling():
             yield
             return
-        many = tokens >= _MANY and not torch.is_grad_enabled() and not is_accelerated(self.module)
-        run = accelerate(self.module if many else None)
+        many = tokens >= _MANY or weights is not None
+        whole = many and not torch.is_grad_enabled() and not is_accelerated(self.module)
+        run = accelerate(self.module, weights=weights) if whole else accelerate()
         with run:
             yield
         self._ran = run.explain()

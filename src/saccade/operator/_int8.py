@@ -1,0 +1,124 @@
+"""Linear layers with weights of 8 bits, on CPUs: x W^T + b.
+
+Weights are symmetric integers, activations bytes with a zero of their own, made as they come. Both have a scale for
+each block of 128 entries of a row, so that an outlier costs only its own block accuracy, and no row depends on others.
+Products of a block are summed in int32, exactly (`native/int8.h`).
+
+Shape legend: ... any axes, E width, F features, N blocks of E, P panels of F.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._backends.native import _kernels
+
+PANEL = 1 if _kernels.module is None else _kernels.module.int8_panel  # features
+BLOCK = 1 if _kernels.module is None else _kernels.module.int8_block  # terms
+DTYPES = torch.float32, torch.bfloat16  # of activations
+_LARGEST = 127  # -128 is left out, so that W and -W become the same numbers
+
+
+class Int8Weight(NamedTuple):
+    """A weight W (F, E) as integers q and a scale for each block of its rows, in the order in which the kernel reads.
+
+    `packed` (P, E / 4, 64, 4) holds q, with zeros up to whole panels; `scales` (P, N, 2, 64) the scales and sums of q.
+    """
+
+    packed: Tensor
+    scales: Tensor
+    features: int
+    width: int
+
+    def integers(self) -> Tensor:
+        """q (F, E), int8."""
+        return self.packed.permute(0, 2, 1, 3).flatten(0, 1).flatten(1)[: self.features, : self.width]
+
+    def dense(self) -> Tensor:
+        """The weight that the products are with: scale q (F, E), float32."""
+        scale = self.scales[:, :, 0].transpose(1, 2).flatten(0, 1)[: self.features]  # (F, N)
+        return self.integers() * scale.repeat_interleave(BLOCK, 1)[:, : self.width]
+
+
+def int8_weight(weight: Tensor) -> Int8Weight:
+    """W (F, E) of any float dtype, rounded: each block of a row has the scale max |W| / 127.
+
+    Raises:
+        ValueError: W holds NaN or infinities.
+    """
+    features, width = weight.shape
+    rows, columns, terms = -features % PANEL, -width % BLOCK, width + -width % 4
+    blocks = F.pad(weight.detach().float(), (0, columns, 0, rows)).unflatten(1, (-1, BLOCK))  # (64 P, N, 128)
+    largest = blocks.abs().amax(2, keepdim=True)
+    if not bool(largest.isfinite().all()):
+        raise ValueError("weight: expected finite numbers, because int8 has neither NaN nor infinity")
+    scale = (largest / _LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+    q = (blocks / scale).round_().clamp_(-_LARGEST, _LARGEST)
+    scales = torch.stack((scale[:, :, 0], q.sum(2)), 1).unflatten(0, (-1, PANEL)).permute(0, 3, 2, 1)
+    packed = q.flatten(1)[:, :terms].to(torch.int8).view(-1, PANEL, terms // 4, 4).transpose(1, 2)
+    return Int8Weight(packed.contiguous(), scales.contiguous(), features, width)
+
+
+def multiply_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None, quads: bool = True) -> Tensor:
+    """x (..., E), float32 or bfloat16, to (..., F) of its dtype.
+
+    A row with NaN or infinities, which bytes cannot hold, is multiplied in float32 by the weight that the integers
+    stand for.
+
+    Args:
+        quads: False leaves out the processor's instruction for sums of four products. The bits are the same.
+    """
+    rows = x.contiguous().view(-1, weight.width)
+    out = rows.new_empty(len(rows), weight.features)
+    bias = None if bias is None else bias.detach().float().contiguous()
+    odd = _kernels.module.int8_product(
+        rows.data_ptr(),
+        weight.packed.data_ptr(),
+        weight.scales.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        len(rows),
+        weight.width,
+        weight.features,
+        x.dtype == torch.bfloat16,
+        quads,
+        torch.get_num_threads(),
+    )
+    if odd:
+        which = ~rows.isfinite().all(1)
+        out[which] = F.linear(rows[which].float(), weight.dense(), bias).to(out.dtype)
+    return out.view(*x.shape[:-1], weight.features)
+
+
+class _Int8Product(torch.autograd.Function):
+    """The product, and its gradients with respect to x, by the weight that the integers stand for, and b."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rounded: Int8Weight) -> Tensor:
+        ctx.rounded = rounded
+        return multiply_int8(x.detach(), rounded, bias)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        to_x, to_weight, to_bias, _ = ctx.needs_input_grad
+        if to_weight:
+            raise RuntimeError(
+                "weights: int8 weights cannot be trained, because their numbers are rounded. Freeze them with "
+                "requires_grad_(False), as adapters do, or leave the block to train the model as it is"
+            )
+        dx = (d_out.float() @ ctx.rounded.dense()).to(d_out.dtype) if to_x else None
+        return dx, None, d_out.flatten(0, -2).sum(0) if to_bias else None, None
+
+
+def int8_product(x: Tensor, weight: Tensor, bias: Tensor | None, rounded: Int8Weight) -> Tensor:
+    """x W^T + b with gradients of x and b; a backward pass to W, which `rounded` was made from, raises RuntimeError."""
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        out: Tensor = _Int8Product.apply(x, weight, bias, rounded)
+        return out
+    return multiply_int8(x, rounded, bias)

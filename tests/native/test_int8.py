@@ -1,0 +1,136 @@
+"""Products with weights of 8 bits on every instruction set: sums against whole numbers, rounding against its bound.
+
+Shape legend: R rows, E width, F features, N blocks of E.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from native.fuzzing import each_set
+from saccade.operator._backends.native import _kernels
+from saccade.operator._int8 import BLOCK, int8_product, int8_weight, multiply_int8
+
+SIZES = [(1, 2, 1), (3, 7, 65), (13, 127, 61), (5, 131, 67), (8, 389, 193), (37, 1537, 71), (301, 257, 131)]
+
+
+def blocks_of(x):
+    """(R, E) as (R, N, 128), zeros at the end."""
+    return F.pad(x, (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+
+
+@pytest.mark.usefixtures("every_other_set")
+@pytest.mark.parametrize("quads", [True, False])
+@pytest.mark.parametrize("size", SIZES)
+def test_sums_are_those_of_whole_numbers(size, quads):
+    """Rows that hold 0 and 255 in each block are their own bytes, rows of W with 127 their own integers, so nothing is
+    rounded: a product that saturates in 16 bits, a block that is left out or a zero that is not subtracted shows."""
+    rows, width, features = size
+    torch.manual_seed(width)
+    x, weight = torch.randint(0, 256, (rows, width)), torch.randint(-127, 128, (features, width))
+    for first in range(0, width, BLOCK):
+        x[:, first], x[:, min(first + 1, width - 1)] = 0, 255
+        weight[:, first] = 127
+    x[:, width - 1] = 255  # of a block of a single number
+    shift = torch.randint(0, 256, (rows, 1)) * (width > 1)
+    for first in range(0, width, BLOCK):  # numbers below zero: the range stays 255
+        part = x[:, first : first + BLOCK]
+        part -= torch.minimum(shift, torch.tensor(255 if part.shape[1] > 1 else 0))
+    packed = int8_weight(weight.float())
+    assert torch.equal(packed.integers(), weight.to(torch.int8))
+    assert torch.equal(packed.dense(), weight.float())
+    for _ in each_set():
+        assert torch.equal(multiply_int8(x.float(), packed, None, quads), (x @ weight.T).float())
+
+
+@pytest.mark.usefixtures("every_other_set")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", SIZES[2:5])
+def test_rounding_stays_within_half_a_step(size, dtype):
+    """|x - q| <= step / 2 of each block, and half a step for the zero; W's own rounding is that of `dense`."""
+    rows, width, features = size
+    torch.manual_seed(width)
+    x, bias = (torch.randn(rows, width) * torch.logspace(-3, 3, rows)[:, None] + 0.3).to(dtype), torch.randn(features)
+    weight = torch.randn(features, width)
+    weight[:, 3] *= 50
+    packed = int8_weight(weight)
+    step = blocks_of(weight).abs().amax(2, keepdim=True) / 127
+    assert (blocks_of(packed.dense() - weight).abs() <= step * 0.5001).all()
+    exact = x.double() @ packed.dense().double().T + bias.double()
+    parts = blocks_of(x.float())
+    steps = (parts.amax(2).clamp_min(0) - parts.amin(2).clamp_max(0)) / 255  # (R, N)
+    sizes = blocks_of(packed.dense()).abs().sum(2)  # (F, N)
+    unit = 2.0**-23 if dtype == torch.float32 else 2.0**-8
+    bound = steps.double() @ sizes.double().T + unit * (
+        2 * exact.abs() + 8 * x.double().abs() @ weight.double().abs().T
+    )
+    for _ in each_set():
+        got = multiply_int8(x, packed, bias)
+        assert got.dtype == dtype
+        assert ((got.double() - exact).abs() <= bound).all()
+        assert torch.equal(got, multiply_int8(x, packed, bias, quads=False))
+
+
+def test_a_row_has_the_same_bits_beside_any_other_and_on_any_number_of_threads():
+    torch.manual_seed(3)
+    x, packed = torch.randn(61, 389), int8_weight(torch.randn(211, 389))
+    before = torch.get_num_threads()
+    try:
+        outs = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            outs.append(multiply_int8(x, packed, None))
+            for rows in (1, 7, 8, 13):
+                outs.append(torch.cat([multiply_int8(part, packed, None) for part in x.split(rows)]))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+def test_rows_that_bytes_cannot_hold():
+    """NaN and infinities go the way of floats and reach no other row; zeros give the bias; ends of the range stay."""
+    torch.manual_seed(5)
+    weight, bias = torch.randn(67, 131), torch.randn(67)
+    packed, x = int8_weight(weight), torch.randn(7, 131)
+    plain = multiply_int8(x, packed, bias)
+    x[1, 2], x[3, 130], x[4] = float("nan"), float("-inf"), 0
+    x[5], x[6] = x[5] * 1e-41, x[6] / x[6].abs().max() * 3e38
+    got = multiply_int8(x, packed, bias)
+    assert torch.equal(got[[0, 2]], plain[[0, 2]])
+    assert got[1].isnan().all()
+    assert torch.equal(got[3], -torch.inf * packed.dense()[:, 130].sign())
+    assert torch.equal(got[4], bias)
+    assert torch.allclose(got[5], bias, atol=1e-35, rtol=0)
+    assert not got[6].isnan().any()
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite(wrong):
+    weight = torch.randn(5, 131)
+    weight[3, 130] = wrong
+    with pytest.raises(ValueError, match="weight: expected finite numbers"):
+        int8_weight(weight)
+
+
+def test_gradients_reach_inputs_and_biases_and_never_the_weight():
+    """As adapters train: dx = dy W of the weight that was multiplied, in float64."""
+    torch.manual_seed(7)
+    x, weight, bias = torch.randn(3, 5, 131, requires_grad=True), torch.randn(67, 131), torch.randn(67)
+    bias.requires_grad_()
+    packed, d_out = int8_weight(weight), torch.randn(3, 5, 67)
+    dx, db = torch.autograd.grad(int8_product(x, weight, bias, packed), (x, bias), d_out)
+    assert torch.allclose(dx.double(), d_out.double() @ packed.dense().double(), atol=1e-4)
+    assert torch.allclose(db, d_out.sum((0, 1)), atol=1e-5)
+    weight.requires_grad_()
+    with pytest.raises(RuntimeError, match="int8 weights cannot be trained"):
+        int8_product(x, weight, bias, packed).sum().backward()
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="Linux names what a processor has")
+def test_the_instruction_for_four_products_is_taken_where_it_is(use):
+    use("auto")
+    assert _kernels.module.sums_quads() == ("avx512_vnni" in Path("/proc/cpuinfo").read_text())
