@@ -106,7 +106,7 @@ class SeenCall(NamedTuple):
     within: tuple[Entry, ...] = ()
 
     def graph(self, name: str) -> Tensor:
-        """Its "query" or "key" with the graph of the model."""
+        """Its "query", "key" or "value" with the graph of the model."""
         own: Tensor = getattr(self.call, name)
         if own.requires_grad or not isinstance(self.call, ObservedCall):
             return own
