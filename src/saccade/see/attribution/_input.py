@@ -209,13 +209,14 @@ def _decoding(module: Any, given: dict[str, Any]) -> tuple[Callable[[], Any], Ca
             rest = {name: each for name, each in given.items() if name not in ("input_ids", "attention_mask")}
             return partial(module, memory=memory, **rest), partial(module, **given)
         given = {"use_cache": False, **given}
-        hook = module.get_encoder().register_forward_hook(lambda *ran: made.append(ran[-1]))
+        encoder = module.get_encoder()
+        hook = encoder.register_forward_hook(lambda *ran: made.append(ran[-1]))
         try:
             out = module(**given)
         finally:
             hook.remove()
-    if not made:
-        raise ValueError(f"text: the encoder of {type(module).__name__} did not run")
+    if not made or encoder is module:
+        raise ValueError(f"model: no encoder ran in {type(module).__name__}, whose output the decoder could be given")
     return partial(module, **given, encoder_outputs=made[0]), lambda: out
 
 
