@@ -9,6 +9,7 @@ TESTS = (
     "tests/attribution/test_attribution.py",
     "tests/attribution/test_attributed_models.py",
     "tests/attribution/test_any_stream.py",
+    "tests/attribution/test_cross_attention.py",
 )
 STEPS, OF_STEPS = "src/saccade/see/inspection/_steps/_found.py", ("tests/inspection/test_steps.py",)
 
@@ -188,6 +189,22 @@ FAULTS = (
         "        if False:",
         TESTS,
         "Shares that do not sum to the logit are returned.",
+    ),
+    Fault(
+        "layers-by-all-calls",
+        f"{HOME}/_contributions.py",
+        "place._replace(calls=bisect.bisect_left(self._own, place.calls))",
+        "place",
+        TESTS,
+        "A feed-forward layer behind cross-attention has the number of that call.",
+    ),
+    Fault(
+        "logit-of-the-decoder",
+        f"{HOME}/_logits.py",
+        "logits_of(given.plain(), row, length)",
+        "logits_of(given.run(), row, length)",
+        TESTS,
+        "The sum is compared with the decoder alone, not with the whole model.",
     ),
     Fault(
         "half-precision",
