@@ -190,6 +190,20 @@ def test_a_text_is_the_source_of_what_the_model_writes(tmp_path):
     assert saccade.attribute(model, "An owl.", position=word.text).position == word.last - 1
 
 
+@pytest.mark.parametrize("padding", [[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 0, 1, 1, 1]])
+def test_padding_of_the_source_is_read_by_no_head(padding, tmp_path):
+    """Would catch: labels that shift where padding is left out: at any place by the family, at the end elsewhere."""
+    mask = torch.tensor([padding])
+    theirs = bart()
+    theirs.save_pretrained(tmp_path)
+    for model in (theirs, load(tmp_path, dtype=torch.float64)):
+        found = saccade.attribute(model, {**GIVEN, "attention_mask": mask}, TARGET, position=ROW)
+        read = {
+            label for label, any_share in zip(found.source_labels, found.cross_sources.any(0), strict=True) if any_share
+        }
+        assert read == {f"'{token}'" for token, real in zip(SOURCE[0].tolist(), padding, strict=True) if real}
+
+
 def test_sounds_are_read_by_an_encoder_in_half_precision():
     """Would catch: rows of the source that are given labels of tokens, and features left in half precision."""
     sizes = dict(num_mel_bins=5, max_source_positions=7, max_target_positions=17)

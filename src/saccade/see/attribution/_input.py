@@ -52,7 +52,8 @@ class Input:
         words: of the text; None for token ids.
         reader: encodes and decodes tokens; None if the model has no tokenizer.
         causal: whether the last token's logits are those of the next one.
-        sources: the tokens that the encoder read, as they are shown, () for other inputs; None if no decoder reads it.
+        sources: the tokens that the encoder read, as they are shown, and those without padding, () for other inputs;
+            None if there is no encoder whose output a decoder reads.
     """
 
     module: nn.Module
@@ -64,7 +65,7 @@ class Input:
     words: list[Word] | None
     reader: Any
     causal: bool
-    sources: tuple[str, ...] | None = None
+    sources: tuple[tuple[str, ...], ...] | None = None
 
     @property
     def tables(self) -> list[Tensor]:
@@ -72,7 +73,7 @@ class Input:
         if _of_transformers(self.module):
             made_by = self.module.get_output_embeddings()  # type: ignore[operator]
             return [] if made_by is None else [made_by.weight]
-        if not isinstance(self.module, TextDecoder | TextEncoder | EncoderDecoder):
+        if not isinstance(self.module, TextDecoder | TextEncoder):
             return []
         count = _vocabulary(self.module)
         named = self.module.named_parameters()
@@ -131,7 +132,7 @@ def read_input(model: object, text: str | Tensor | Sequence[int] | Mapping[str, 
         tokens, words = read(reader, text)
         ids, pieces = reader.whole(tokens.ids), reader.pieces(text, tokens.spans)
         if logits and isinstance(reader.module, EncoderDecoder):
-            return _with_written_target(reader.module, ids, _shown(pieces, words))
+            return _with_written_target(reader.module, ids, (_shown(pieces, words),))
         module, no_logits, causal = reader.module, _NO_HEAD, reader.causal
         if logits:
             predictor = as_predictor(reader)
@@ -146,7 +147,7 @@ def read_input(model: object, text: str | Tensor | Sequence[int] | Mapping[str, 
     return _input(module, no_logits, ids, pieces, None, writer, causal)
 
 
-def _with_written_target(module: EncoderDecoder, source: Tensor, sources: tuple[str, ...]) -> Input:
+def _with_written_target(module: EncoderDecoder, source: Tensor, sources: tuple[tuple[str, ...]]) -> Input:
     """The decoder on what the model writes for a source, without the tokens that end it."""
     source = source.to(next(module.parameters()).device)
     with evaluating(module):
@@ -173,10 +174,15 @@ def _of_arguments(model: object, given: Mapping[str, Any]) -> Input:
         writer = target_tokenizer(module)
     ids, pieces = _read_ids(given["decoder_input_ids"], count, writer)
     sources: tuple[str, ...] = ()
+    real = sources
     given = {**given, "decoder_input_ids": ids}
     if "input_ids" in given:
         given["input_ids"], sources = _read_ids(given["input_ids"], _vocabulary(module), reader)
-    return _input(module, _no_head(module), given, pieces, None, writer, True, _shown(sources, None))
+        mask = given.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.shape == given["input_ids"].shape:
+            real = tuple(itertools.compress(sources, mask[0].tolist()))
+    shown = _shown(sources, None), _shown(real, None)
+    return _input(module, _no_head(module), given, pieces, None, writer, True, shown)
 
 
 def _read_ids(given: Any, vocabulary: int | None, writer: Any) -> tuple[Tensor, tuple[str, ...]]:

@@ -217,7 +217,8 @@ def attributed(
     stream = stream_of(given, lambda trace, out: [readout(out)], row=row)
     shares = stream.shares(readout(stream.out), expected=torch.tensor([logit], dtype=torch.float64))
     sources, cross_sources = stream.sources(readout(stream.out))
-    numbers, shown = tuple(map(str, range(cross_sources.shape[1]))), given.sources or ()
+    count = cross_sources.shape[1]
+    shown = next((each for each in given.sources or () if len(each) == count), tuple(map(str, range(count))))
     return Attribution(
         pieces=given.pieces,
         labels=given.labels,
@@ -231,7 +232,7 @@ def attributed(
         contributions=torch.cat(list(shares.values())),
         sources=sources,
         cross_sources=cross_sources,
-        source_labels=shown if len(shown) == len(numbers) else numbers,
+        source_labels=shown,
         logit=logit,
         fixed=_fixed(stream),
     )
