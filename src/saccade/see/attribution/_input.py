@@ -149,13 +149,14 @@ def read_input(model: object, text: str | Tensor | Sequence[int] | Mapping[str, 
 
 def _with_written_target(module: EncoderDecoder, source: Tensor, sources: tuple[tuple[str, ...]]) -> Input:
     """The decoder on what the model writes for a source, without the tokens that end it."""
+    _check_head(module)
     source = source.to(next(module.parameters()).device)
     with evaluating(module):
         target = read_target(module, None, source)
     end = max((word.last for word in target.words if not word.special), default=1)
     given = {"input_ids": source, "decoder_input_ids": torch.tensor([target.ids[:end]])}
     words = [word for word in target.words if word.last <= end]
-    return _input(module, _no_head(module), given, target.pieces[:end], words, target_tokenizer(module), True, sources)
+    return _input(module, "", given, target.pieces[:end], words, target_tokenizer(module), True, sources)
 
 
 def _of_arguments(model: object, given: Mapping[str, Any]) -> Input:
@@ -166,6 +167,7 @@ def _of_arguments(model: object, given: Mapping[str, Any]) -> Input:
         raise ValueError(f"text: keyword arguments are those of an encoder-decoder, and {kind} is none; pass token ids")
     if "decoder_input_ids" not in given or (isinstance(module, EncoderDecoder) and "input_ids" not in given):
         raise ValueError(f"text: expected decoder_input_ids, and what the encoder reads, got {', '.join(given)}")
+    _check_head(module)
     reader = _reader(model)
     count, writer = None, reader  # saccade.models checks ids itself
     if not isinstance(module, EncoderDecoder):
@@ -182,7 +184,7 @@ def _of_arguments(model: object, given: Mapping[str, Any]) -> Input:
         if isinstance(mask, Tensor) and mask.shape == given["input_ids"].shape:
             real = tuple(itertools.compress(sources, mask[0].tolist()))
     shown = _shown(sources, None), _shown(real, None)
-    return _input(module, _no_head(module), given, pieces, None, writer, True, shown)
+    return _input(module, "", given, pieces, None, writer, True, shown)
 
 
 def _read_ids(given: Any, vocabulary: int | None, writer: Any) -> tuple[Tensor, tuple[str, ...]]:
@@ -293,10 +295,10 @@ def _logits_of_tokens(module: nn.Module) -> tuple[str, bool]:
     return "", True
 
 
-def _no_head(module: Any) -> str:
-    """Why an encoder-decoder gives no logits of tokens, or ""."""
-    there = module.head if isinstance(module, EncoderDecoder) else module.get_output_embeddings()
-    return _NO_HEAD if there is None else ""
+def _check_head(module: Any) -> None:
+    """ValueError if an encoder-decoder gives no logits of tokens."""
+    if (module.head if isinstance(module, EncoderDecoder) else module.get_output_embeddings()) is None:
+        raise ValueError(f"model: {_NO_HEAD}")
 
 
 def _is_float(each: Any) -> bool:

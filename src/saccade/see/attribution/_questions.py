@@ -54,9 +54,9 @@ def attribute(
         model: a language model of Saccade, a text model of `saccade.models.load`, the result of
             `inspection.open_model`; with ids also a module of transformers, or any module that makes logits (1, L, V)
             of them.
-        text: a text, or the ids of all tokens that the model reads, (L,) or (1, L). For an encoder-decoder, a text is
-            the source, and the model writes the target; other targets and sources are given as keyword arguments of
-            the module, as in `patching`: {"input_ids": ..., "decoder_input_ids": ...}.
+        text: a text, or the ids of all tokens that the model reads, (L,) or (1, L). For an encoder-decoder, keyword
+            arguments of the module, as in `patching`: {"input_ids": ..., "decoder_input_ids": ...}; in those of
+            Saccade's families a text is the source, and the model writes the target.
         target: a token's id, or its text, blanks included; None is the most probable one.
         against: another token, whose logit is subtracted.
         position: the token after which the target comes: a column (negative ones count from the end) or a word of the
