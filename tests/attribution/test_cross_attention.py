@@ -215,7 +215,7 @@ def test_sounds_are_read_by_an_encoder_in_half_precision():
     at, share = found.top_sources(*component[1:], 1, "cross_attention")[0]
     assert found.largest_sources(component)[0] == (str(at), share)
     assert float(found.head_map("cross_attention")[1, 1]) == found.of("cross_attention", 1, 1)
-    assert "cross-attention head" in str(found)
+    assert "cross-attention head" in str(found) and found.fixed[-1] == "the output of the encoder"
     assert found.as_json()["cross_sources"][-1]["layer"] == 1
 
 

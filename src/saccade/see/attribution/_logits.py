@@ -270,5 +270,6 @@ def _fixed(stream: Stream) -> tuple[str, ...]:
     return (
         "the scales of norms",
         "the weights and gates of heads" if "gate" in stream.fixed else "the weights of heads",
+        *(["the output of the encoder"] if stream.cross else []),
         *(["activations after the last layer, as a factor of each feature"] if stream.fixed - {"gate"} else []),
     )
