@@ -222,7 +222,7 @@ def test_sounds_are_read_by_an_encoder_in_half_precision():
 class WithoutBlocks(nn.Module):
     """A decoder whose layers of one kind stand in one list, so that no module is one layer."""
 
-    config = SimpleNamespace(is_encoder_decoder=True)
+    config, detached = SimpleNamespace(is_encoder_decoder=True), False
 
     def __init__(self, layers=3, width=8):
         super().__init__()
@@ -249,10 +249,11 @@ class WithoutBlocks(nn.Module):
 
     def attend(self, maps, x, read):
         *maps, out = maps
+        causal, read = x is read, read.detach() if self.detached else read
         q, k, v = (
             part(y).unflatten(-1, (2, -1)).transpose(1, 2) for part, y in zip(maps, (x, read, read), strict=True)
         )
-        return x + out(F.scaled_dot_product_attention(q, k, v, is_causal=x is read).transpose(1, 2).flatten(2))
+        return x + out(F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2))
 
     def forward(self, input_ids, decoder_input_ids, encoder_outputs=None, use_cache=False):
         memory = self.encoder(input_ids) if encoder_outputs is None else encoder_outputs
@@ -279,6 +280,16 @@ def test_layers_without_blocks_are_counted_by_their_self_attention():
     layers = [f"feed-forward {n}" for n in range(3)]
     assert set(map(str, found.components)) == {"token embedding", *heads, *layers, "biases"}
     assert [found.of("feed_forward", n) for n in range(3)] == pytest.approx(shares, abs=1e-12)
+
+
+def test_self_attention_whose_keys_and_values_are_detached_is_no_cross_attention():
+    """Would catch: cross-attention known by keys and values without a graph alone."""
+    torch.manual_seed(3)
+    model = WithoutBlocks().double().eval()
+    expected = saccade.attribute(model, GIVEN, TARGET, position=ROW)
+    model.detached = True
+    found = saccade.attribute(model, GIVEN, TARGET, position=ROW)
+    assert found.components == expected.components and torch.equal(found.sources, expected.sources)
 
 
 def test_a_decoder_that_differs_from_the_whole_model_is_found():

@@ -137,7 +137,7 @@ FAULTS = (
     Fault(
         "comparisons-as-constants",
         f"{HOME}/_traced_run.py",
-        "self._has_lost(each) and not (_is_integer(each) and _OF_ROWS.fullmatch(name)) for each in tensors(given)",
+        "self.has_lost(each) and not (_is_integer(each) and _OF_ROWS.fullmatch(name)) for each in tensors(given)",
         "False for each in tensors(given)",
         TESTS,
         "relu written as a comparison is taken for linear.",
@@ -145,7 +145,7 @@ FAULTS = (
     Fault(
         "frozen-layers-as-positions",
         f"{HOME}/_traced_run.py",
-        'kind = "cut" if self._has_lost(each) or each in self._scales else "added"',
+        'kind = "cut" if self.has_lost(each) or each in self._scales else "added"',
         'kind = "added"',
         TESTS,
         "What a layer without gradients adds is counted as a position.",

@@ -316,13 +316,14 @@ def stream_of(
             ) from error
     if any(second.operations.get(number) != operations[number] for number in held):
         raise NoStream("model: it does something else in a second run of the same text")
-    cross = (n for n, call in enumerate(second.calls) if given.sources is not None and _reads_constants(call))
+    cross = (n for n, call in enumerate(second.calls) if given.sources is not None and _reads_constants(second, call))
     return Stream(second, out, given.ids, frozenset(each.kind for each in held.values()) - {"cut"}, frozenset(cross))
 
 
-def _reads_constants(call: SeenCall) -> bool:
+def _reads_constants(trace: TracedRun, call: SeenCall) -> bool:
     """Whether keys and values do not come from the stream, such as those of cross-attention."""
-    return not any(call.graph(name).requires_grad for name in ("key", "value"))
+    read = [call.graph(name) for name in ("key", "value")]
+    return not any(each.requires_grad or trace.has_lost(each) for each in read)
 
 
 @contextmanager
