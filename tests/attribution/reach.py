@@ -5,7 +5,9 @@
 Each tool is held to what it must satisfy. Contributions sum to the model's logit, and shares of a pair to its logit
 (`attribute`, `why_attends` check it); the importance of a head by ablation is what `intervene` measures; a pruned model
 gives what the whole one gives without those heads; effects of patched heads, and through a receiver, are finite and not
-all 0. Steps are computed again from the modules that were found. `--page` writes the table; all types take 20 minutes.
+all 0. Steps are computed again from the modules that were found. Of an encoder-decoder both sides run, with heads of
+the encoder, of the decoder and of cross-attention; `why_attends` and steps are those of its encoder. `--page` writes
+the table; all types take 20 minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import sys
 import textwrap
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +52,9 @@ DIFFERS = {  # in errors, from type to type
 HEADER = """# Which models explain themselves
 
 For people who study a model of transformers: the types on which the tools work. Each type that transformers can make
-here is one tiny random model, which reads token ids. `attribute` needs logits of tokens, so it does not work on
-encoder-decoders. `python tests/attribution/reach.py --page {page}` writes this page.
+here is one tiny random model, which reads token ids; an encoder-decoder reads those of its decoder too. `attribute`
+splits the logits of its decoder, `why_attends` and `step` read its encoder.
+`python tests/attribution/reach.py --page {page}` writes this page.
 
 {counts}
 
@@ -64,8 +67,10 @@ What does not work, by reason. X is a part of the model, N a number:
 
 
 def attribute(model: Any) -> None:
-    found = saccade.attribute(model, IDS, TARGET, against=AGAINST, position=POSITION)
+    text = inputs(model, IDS) if model.config.is_encoder_decoder else IDS
+    found = saccade.attribute(model, text, TARGET, against=AGAINST, position=POSITION)
     assert found.sources.any(), "no head reads anything"
+    assert found.cross_sources.any() or not found.cross_heads, "no head of cross-attention reads anything"
     assert found.of("token") != 0, "the token's own share is 0"
 
 
@@ -77,27 +82,31 @@ def why(model: Any) -> None:
 
 
 def importance(model: Any) -> None:
-    model = reader(model)
     found = saccade.head_importance(model, [IDS], size, by="ablation")
     names = [call.name for call in found.values.calls]
-    call = next(call for call in found.values.calls if sum(name.startswith(call.name) for name in names) == 1)
-    with torch.no_grad():
-        before = size(model, IDS)
-        with saccade.intervene(model, {call.name: Ablate([1])}):
-            rise = float(size(model, IDS) - before)
-    own = float(found.values.values[found.values.heads.index((*call[:2], 1))])
-    assert abs(own - rise) < 1e-4 * max(1.0, float(before)), "ablation differs from intervene"
+    for call in chosen(
+        model, [call for call in found.values.calls if sum(n.startswith(call.name) for n in names) == 1]
+    ):
+        with torch.no_grad():
+            before = size(model, IDS)
+            with saccade.intervene(model, {call.name: Ablate([1])}):
+                rise = float(size(model, IDS) - before)
+        own = float(found.values.values[found.values.heads.index((*call[:2], 1))])
+        assert abs(own - rise) < 1e-4 * max(1.0, float(before)), "ablation differs from intervene"
 
 
 def patching(model: Any) -> None:
-    first = calls_of(reader(model))[0]
-    found = saccade.patching(reader(model), IDS, OTHER, last_state, by="exact", heads={first: None})
-    check_effects(found.exact, [first])
+    patched = chosen(model, calls_of(model))
+    given = inputs(model, IDS), inputs(model, OTHER)
+    found = saccade.patching(model, *given, last_state, by="exact", heads=dict.fromkeys(patched))
+    for call in patched:
+        check_effects(found.exact, [call])
 
 
 def paths(model: Any) -> None:
-    *earlier, last = calls_of(reader(model))
-    found = saccade.patching(reader(model), IDS, OTHER, last_state, by="gradient", through=(last, None, "query"))
+    *earlier, last = calls_of(model)
+    given = inputs(model, IDS), inputs(model, OTHER)
+    found = saccade.patching(model, *given, last_state, by="gradient", through=(last, None, "query"))
     check_effects(found.gradient, earlier)
 
 
@@ -112,13 +121,12 @@ def check_effects(found: Any, patched: list[str]) -> None:
 
 
 def prune(model: Any) -> None:
-    model = reader(model)
-    call = saccade.head_importance(model, [IDS], size).values.calls[0]
-    group = list(range(call.heads // 2))
+    calls = chosen(model, saccade.head_importance(model, [IDS], size).values.calls)
+    groups = {call.name: list(range(call.heads // 2)) for call in calls}
     with torch.no_grad():
-        with saccade.intervene(model, {call.name: Ablate(group)}):
+        with saccade.intervene(model, {name: Ablate(group) for name, group in groups.items()}):
             expected = run(model, IDS)
-        saccade.prune(model, {call.name: group})
+        saccade.prune(model, groups)
         assert torch.allclose(run(model, IDS), expected, atol=1e-4), "the pruned model differs from the ablated one"
 
 
@@ -135,7 +143,7 @@ def step(model: Any) -> None:
             calls.append(call)
 
         with torch.no_grad(), calls_told_to(tell):
-            run(model, IDS)
+            model(input_ids=IDS)
 
     read_ids(lambda layer, call: None)
     assert calls, "attention is computed in code of its own, which no attention function is asked for"
@@ -148,6 +156,17 @@ def calls_of(model: Any) -> list[str]:
     return [call.name for call in saccade.head_importance(model, [IDS], size).values.calls]
 
 
+def chosen(model: Any, calls: Sequence[Any]) -> list[Any]:
+    """The first call; of an encoder-decoder the last two as well, which are its decoder's."""
+    return [calls[0], *(calls[-2:] if model.config.is_encoder_decoder else ())]
+
+
+def inputs(model: Any, ids: Tensor) -> dict[str, Any]:
+    """The arguments of the model, with targets that are shorter than their source."""
+    targets = {"decoder_input_ids": ids[:, : POSITION + 1], "use_cache": False}
+    return {"input_ids": ids, **(targets if model.config.is_encoder_decoder else {})}
+
+
 def reader(model: Any) -> Any:
     return model.get_encoder() if model.config.is_encoder_decoder else model
 
@@ -157,7 +176,7 @@ def state(out: Any) -> Tensor:
 
 
 def run(model: Any, ids: Tensor) -> Tensor:
-    return state(model(input_ids=ids))
+    return state(model(**inputs(model, ids)))
 
 
 def size(model: Any, ids: Tensor) -> Tensor:

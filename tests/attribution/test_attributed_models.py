@@ -70,11 +70,15 @@ def hidden_states(model):
 def test_every_family_sums_to_its_own_logits(model):
     """In the masked language models through their heads' activation, too."""
     _, logits = hidden_states(model)
+    given = ids()
     if logits is None:
         with pytest.raises(ValueError, match="model: .*no logits|model: it has no head"):
             saccade.attribute(model, ids(), 5, position=4)
-        return
-    found = saccade.attribute(model, ids(), 5, against=17, position=4)
+        if not hasattr(model, "decoder"):
+            return
+        given = {"input_ids": ids(), "decoder_input_ids": ids().flip(1)[:, :7]}
+        logits = model(**given).logits
+    found = saccade.attribute(model, given, 5, against=17, position=4)
     assert found.logit == pytest.approx(float(logits[0, 4, 5] - logits[0, 4, 17]), rel=1e-12, abs=1e-12)
     assert abs(found.remainder) < 1e-12
 

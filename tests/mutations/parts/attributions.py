@@ -9,6 +9,7 @@ TESTS = (
     "tests/attribution/test_attribution.py",
     "tests/attribution/test_attributed_models.py",
     "tests/attribution/test_any_stream.py",
+    "tests/attribution/test_cross_attention.py",
 )
 STEPS, OF_STEPS = "src/saccade/see/inspection/_steps/_found.py", ("tests/inspection/test_steps.py",)
 
@@ -136,7 +137,7 @@ FAULTS = (
     Fault(
         "comparisons-as-constants",
         f"{HOME}/_traced_run.py",
-        "self._has_lost(each) and not (_is_integer(each) and _OF_ROWS.fullmatch(name)) for each in tensors(given)",
+        "self.has_lost(each) and not (_is_integer(each) and _OF_ROWS.fullmatch(name)) for each in tensors(given)",
         "False for each in tensors(given)",
         TESTS,
         "relu written as a comparison is taken for linear.",
@@ -144,7 +145,7 @@ FAULTS = (
     Fault(
         "frozen-layers-as-positions",
         f"{HOME}/_traced_run.py",
-        'kind = "cut" if self._has_lost(each) or each in self._scales else "added"',
+        'kind = "cut" if self.has_lost(each) or each in self._scales else "added"',
         'kind = "added"',
         TESTS,
         "What a layer without gradients adds is counted as a position.",
@@ -188,6 +189,22 @@ FAULTS = (
         "        if False:",
         TESTS,
         "Shares that do not sum to the logit are returned.",
+    ),
+    Fault(
+        "layers-by-all-calls",
+        f"{HOME}/_contributions.py",
+        "place._replace(calls=bisect.bisect_left(self._own, place.calls))",
+        "place",
+        TESTS,
+        "A feed-forward layer behind cross-attention has the number of that call.",
+    ),
+    Fault(
+        "logit-of-the-decoder",
+        f"{HOME}/_logits.py",
+        "logits_of(given.plain(), row, length)",
+        "logits_of(given.run(), row, length)",
+        TESTS,
+        "The sum is compared with the decoder alone, not with the whole model.",
     ),
     Fault(
         "half-precision",

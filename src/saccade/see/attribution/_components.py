@@ -7,15 +7,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_NAMES = {"token": "token embedding", "position": "position embedding", "type": "token type embedding"}
+_NAMES = {
+    **{"token": "token embedding", "position": "position embedding", "type": "token type embedding"},
+    **{"head": "head", "cross_attention": "cross-attention head", "feed_forward": "feed-forward"},
+}
 
 
 class Component(NamedTuple):
     """A part of the model that writes into the residual stream.
 
-    `kind` is "token", "position" or "type" (the parts of the embedding), "head", "feed_forward" or "biases"; of a layer
-    without attention it is its path in the model. Heads and feed-forward layers have a `layer`, heads a `head`, both
-    counted from 0; layers are counted by their attention calls.
+    `kind` is "token", "position" or "type" (the parts of the embedding), "head", "cross_attention" (a head that reads
+    the source), "feed_forward" or "biases"; of a layer without attention it is its path in the model. Heads and
+    feed-forward layers have a `layer`, heads a `head`, both counted from 0; layers are counted by their attention
+    calls, those of cross-attention separately.
 
     Example:
         >>> from saccade.attribution import Component
@@ -28,11 +32,11 @@ class Component(NamedTuple):
     head: int | None = None
 
     def __str__(self) -> str:
-        if self.kind == "head":
-            return f"head {self.layer}.{self.head}"
-        return f"feed-forward {self.layer}" if self.kind == "feed_forward" else _NAMES.get(self.kind, self.kind)
+        place = ".".join(str(number) for number in (self.layer, self.head) if number is not None)
+        return f"{_NAMES.get(self.kind, self.kind)} {place}".strip()
 
 
+HEADS = ("head", "cross_attention")
 TOKEN, POSITION, TYPE, BIASES = (Component(kind) for kind in ("token", "position", "type", "biases"))
 
 

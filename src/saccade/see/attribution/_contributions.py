@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...interception._running_modules import Layers
+from ...interception._running_modules import Layers, Place
 from ...operator._call import ObservedCall
 from ...support._evaluating import evaluating
 from ..inspection import weights_of
 from ..intervention._intervene import NoCall
-from ._components import BIASES, POSITION, TOKEN, TYPE, Component, exact
+from ._components import BIASES, HEADS, POSITION, TOKEN, TYPE, Component, exact
 from ._input import Input
 from ._nodes import before, in_order
 from ._runs import edited
@@ -58,12 +58,14 @@ class Stream:
     Attributes:
         out: what the run returned; None if it ended at an attention call.
         fixed: what is held besides the scales of norms: "gate", or "ratio" and "factor" (activations).
+        cross: the numbers of the calls of cross-attention.
     """
 
     trace: TracedRun
     out: Any
     ids: Tensor
     fixed: frozenset[str]
+    cross: frozenset[int] = frozenset()
 
     @property
     def calls(self) -> list[SeenCall]:
@@ -103,7 +105,7 @@ class Stream:
         """Whether a node is the output of layers that mix, whose value is known."""
         (component,) = writers[node]
         made = self.trace.made.get(node)
-        mixes = component.kind not in ("head", "token", "position", "type")
+        mixes = component.kind not in (*HEADS, "token", "position", "type")
         return mixes and made is not None and made.tensor._version == made.version and made.tensor.grad_fn is node
 
     def shares(self, readout: Tensor, expected: Tensor) -> dict[Component, Tensor]:
@@ -132,7 +134,7 @@ class Stream:
                 shares = {part.component: products.reshape(len(slope), -1).sum(1)}
                 if part.heads is not None:
                     by_head = products.sum((1, 3, 4)).T
-                    shares = {Component("head", part.heads, head): share for head, share in enumerate(by_head)}
+                    shares = {part.component._replace(head=head): share for head, share in enumerate(by_head)}
                 for component, share in shares.items():
                     here[component] = here[component] + share if component in here else share
             for component, share in here.items():
@@ -165,18 +167,19 @@ class Stream:
         at = bisect.bisect_left(made, True, key=is_wrong)
         return "its output" if at == len(made) else f"{made[at].name} in {made[at].path or 'the model'}"
 
-    def sources(self, readout: Tensor) -> Tensor:
-        """(N, L) float64: the share of each head in a readout (1,), split over the tokens that are read."""
+    def sources(self, readout: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, L) float64: the share of each head in a readout (1,), split over the tokens that are read; and those of
+        cross-attention, over the source."""
         parts = {part.heads: part for part in self.parts(readout) if part.heads is not None}
         if not parts:
             raise NoStream("model: no attention call adds to its residual stream; other layers read what heads write")
         (slopes,) = self._slopes(readout, list(parts.values()))
-        rows = []
+        rows = {}
         for layer, slope in zip(parts, slopes, strict=True):
             call = self.calls[layer].observed()
-            check_lengths(call, layer, self.ids)
+            check_lengths(call, layer, self.ids, cross=layer in self.cross)
             wanted = exact(slope)[0, 0]  # (Hq, L, Dv)
-            found = torch.zeros(len(wanted), self.ids.shape[1], dtype=torch.float64)
+            found = torch.zeros(len(wanted), call.key.shape[2], dtype=torch.float64)
             for some in wanted.any(0).any(1).nonzero()[:, 0].split(_ROWS):
                 weights = exact(weights_of(call, rows=some.tolist())[0])  # (Hq, R, L)
                 grouped = wanted[:, some].unflatten(0, (call.value.shape[1], -1))
@@ -185,8 +188,11 @@ class Stream:
                 if bool(((shares.sum(-1) - whole).abs() > _OF_OUTPUT * (shares.abs().sum(-1) + whole.abs())).any()):
                     raise NoStream(f"model: attention call {layer} does not return its values times its weights")
                 found += shares.sum(1)
-            rows.append(found)
-        return torch.cat([rows[at] for at in sorted(range(len(rows)), key=list(parts).__getitem__)])
+            rows[layer] = found
+        own = [rows[n] for n in sorted(rows) if n not in self.cross]
+        cross = [rows[n] for n in sorted(rows) if n in self.cross]
+        nothing = torch.zeros(0, self.ids.shape[1], dtype=torch.float64)
+        return torch.cat(own or [nothing]), torch.cat(cross or [nothing])
 
     def _slopes(self, readout: Tensor, parts: Sequence[Part]) -> Iterator[tuple[Tensor, ...]]:
         """The derivative (d, ...) of some numbers of the readout by each part, some after the other."""
@@ -214,13 +220,13 @@ def ordered(*components: Iterable[Component]) -> tuple[Component, ...]:
     return tuple(sorted(set(itertools.chain(*components)), key=_order))
 
 
-def _order(component: Component) -> tuple[int, int, bool, int, str]:
+def _order(component: Component) -> tuple[int, int, int, int, str]:
     kinds = ("token", "position", "type")
     if component.kind in kinds:
-        return 0, kinds.index(component.kind), False, 0, ""
+        return 0, kinds.index(component.kind), 0, 0, ""
     if component.layer is None:
-        return 3 if component == BIASES else 2, 0, False, 0, component.kind
-    return 1, component.layer, component.kind != "head", component.head or 0, ""
+        return 3 if component == BIASES else 2, 0, 0, 0, component.kind
+    return 1, component.layer, (*HEADS, component.kind).index(component.kind), component.head or 0, ""
 
 
 class _Names:
@@ -230,8 +236,10 @@ class _Names:
         self._ids = stream.ids
         leaves = stream.trace.leaves
         self._first = next((leaf for leaf in leaves if leaf.kind == "read" and reads(leaf, stream.ids)), None)
-        places = [leaf.place for leaf in leaves if leaf.kind == "cut"]
-        self._layers = Layers([call.within for call in stream.calls], places)
+        self._cross = sorted(stream.cross)
+        self._own = [n for n in range(len(stream.calls)) if n not in stream.cross] or self._cross
+        places = [self._counted(leaf.place) for leaf in leaves if leaf.kind == "cut"]
+        self._layers = Layers([stream.calls[n].within for n in self._own], places)
 
     def __call__(self, leaf: Leaf) -> Component:
         if leaf.kind == "added":
@@ -239,9 +247,15 @@ class _Names:
         if leaf.kind == "read":
             return self._table(leaf)
         if leaf.kind == "head":
-            return Component("head", leaf.call)
-        layer = self._layers(leaf.place)
+            assert leaf.call is not None
+            cross = leaf.call in self._cross
+            return Component(HEADS[cross], (self._cross if cross else self._own).index(leaf.call))
+        layer = self._layers(self._counted(leaf.place))
         return Component(layer) if isinstance(layer, str) else Component("feed_forward", layer)
+
+    def _counted(self, place: Place) -> Place:
+        """The place, after as many calls of those that count layers."""
+        return place._replace(calls=bisect.bisect_left(self._own, place.calls))
 
     def _table(self, leaf: Leaf) -> Component:
         """Tokens may be the numbers of their places: the first table that is read by them is that of tokens."""
@@ -302,7 +316,14 @@ def stream_of(
             ) from error
     if any(second.operations.get(number) != operations[number] for number in held):
         raise NoStream("model: it does something else in a second run of the same text")
-    return Stream(second, out, given.ids, frozenset(each.kind for each in held.values()) - {"cut"})
+    cross = (n for n, call in enumerate(second.calls) if given.sources is not None and _reads_constants(second, call))
+    return Stream(second, out, given.ids, frozenset(each.kind for each in held.values()) - {"cut"}, frozenset(cross))
+
+
+def _reads_constants(trace: TracedRun, call: SeenCall) -> bool:
+    """Whether keys and values do not come from the stream, such as those of cross-attention."""
+    read = [call.graph(name) for name in ("key", "value")]
+    return not any(each.requires_grad or trace.has_lost(each) for each in read)
 
 
 @contextmanager
@@ -318,9 +339,10 @@ def _with_calls() -> Iterator[None]:
         ) from None
 
 
-def check_lengths(call: ObservedCall, layer: int, ids: Tensor) -> None:
-    """NoStream for an attention call between other rows than the tokens, such as patches, or blocks of them."""
-    if call.query.shape[2] != ids.shape[1] or call.key.shape[2] != ids.shape[1]:
+def check_lengths(call: ObservedCall, layer: int, ids: Tensor, *, cross: bool = False) -> None:
+    """NoStream for an attention call between other rows than the tokens, such as patches, or blocks of them; `cross`:
+    the keys are those of a source."""
+    if call.query.shape[2] != ids.shape[1] or (call.key.shape[2] != ids.shape[1] and not cross):
         raise NoStream(f"model: attention call {layer} is not one from token to token")
 
 

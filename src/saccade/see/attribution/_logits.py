@@ -1,6 +1,7 @@
 """Direct logit attribution: the contribution of each part of a model to one token's logit.
 
-Shape legend: L tokens with the special ones, C components, N heads of all layers, E model width, V vocabulary.
+Shape legend: L tokens with the special ones, S tokens of the source, C components, N heads of all layers, M heads of
+cross-attention, E model width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ...support._evaluating import evaluating
 from ...support._numbers import joined, signed
 from ...support._plain_values import plain_values
 from ...support._tables import Table
-from ._components import Component, exact
+from ._components import HEADS, Component, exact
 from ._contributions import Stream, stream_of
 from ._input import Input, logits_of
 
@@ -36,6 +37,8 @@ class Attribution:
         contributions: (C,) float64.
         sources: (N, L) float64, each head's contribution split over the tokens it reads: w_ij v_j through the head's
             output matrix. A row sums to the head's contribution. Its heads are those of `heads`.
+        cross_sources: (M, S) float64, the same of the heads of cross-attention, `cross_heads`; empty without any.
+        source_labels: the S tokens of the source as they are shown; the numbers of rows where it has no tokens.
         logit: as the model computes it.
         fixed: factors held at their values in this run, since the logit is not linear in them.
 
@@ -62,6 +65,8 @@ class Attribution:
     components: tuple[Component, ...]
     contributions: Tensor
     sources: Tensor
+    cross_sources: Tensor
+    source_labels: tuple[str, ...]
     logit: float
     fixed: tuple[str, ...]
 
@@ -78,7 +83,15 @@ class Attribution:
     @property
     def heads(self) -> tuple[Component, ...]:
         """The N heads, layer after layer."""
-        return tuple(component for component in self.components if component.kind == "head")
+        return self._of_kind("head")
+
+    @property
+    def cross_heads(self) -> tuple[Component, ...]:
+        """The M heads of cross-attention, layer after layer."""
+        return self._of_kind("cross_attention")
+
+    def _of_kind(self, kind: str) -> tuple[Component, ...]:
+        return tuple(component for component in self.components if component.kind == kind)
 
     def of(self, kind: str, layer: int | None = None, head: int | None = None) -> float:
         """The contribution of one component, as `Component` names it. KeyError if there is none."""
@@ -87,16 +100,21 @@ class Attribution:
             raise KeyError(f"{wanted}; there are {', '.join(map(str, self.components))}")
         return float(self.contributions[self.components.index(wanted)])
 
-    def head_map(self) -> Tensor:
-        """(layers, most heads of a layer) float64, the contribution of each head; NaN where a layer has fewer."""
-        heads = self.heads
+    def head_map(self, kind: str = "head") -> Tensor:
+        """(layers, most heads of a layer) float64, the contribution of each head; NaN where a layer has fewer.
+
+        `kind` is "head" or "cross_attention". KeyError if there are none.
+        """
+        heads = self._of_kind(kind)
+        if not heads:
+            raise KeyError(f"{kind}; there are {', '.join(dict.fromkeys(each.kind for each in self.components))}")
         shape = (
             1 + max(component.layer or 0 for component in heads),
             1 + max(component.head or 0 for component in heads),
         )
         grid = torch.full(shape, torch.nan, dtype=torch.float64)
         for component, value in zip(self.components, self.contributions, strict=True):
-            if component.kind == "head":
+            if component in heads:
                 grid[component.layer, component.head] = value
         return grid
 
@@ -105,10 +123,21 @@ class Attribution:
         order = self.contributions.abs().argsort(descending=True, stable=True)[:count].tolist()
         return [(self.components[i], float(self.contributions[i])) for i in order]
 
-    def top_sources(self, layer: int, head: int, count: int = 3) -> list[tuple[int, float]]:
-        """The tokens (columns) with the largest absolute shares of a head's contribution."""
-        row = self.sources[self.heads.index(Component("head", layer, head))]
+    def top_sources(self, layer: int, head: int, count: int = 3, kind: str = "head") -> list[tuple[int, float]]:
+        """The tokens (columns) with the largest absolute shares of a head's contribution; of kind "cross_attention"
+        those of the source."""
+        sources = self.cross_sources if kind == "cross_attention" else self.sources
+        row = sources[self._of_kind(kind).index(Component(kind, layer, head))]
         return [(j, float(row[j])) for j in row.abs().argsort(descending=True, stable=True)[:count].tolist()]
+
+    def largest_sources(self, component: Component) -> list[tuple[str, float]]:
+        """The labels of the two tokens with the largest shares of a head's contribution; [] for other components."""
+        if component.kind not in HEADS:
+            return []
+        assert component.layer is not None and component.head is not None
+        labels = self.labels if component.kind == "head" else self.source_labels
+        top = self.top_sources(component.layer, component.head, 2, component.kind)
+        return [(labels[j], value) for j, value in top]
 
     def as_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
@@ -127,6 +156,11 @@ class Attribution:
                     {"layer": component.layer, "head": component.head, "contributions": row}
                     for component, row in zip(self.heads, self.sources, strict=True)
                 ],
+                "cross_sources": [
+                    {"layer": component.layer, "head": component.head, "contributions": row}
+                    for component, row in zip(self.cross_heads, self.cross_sources, strict=True)
+                ],
+                "source_labels": self.source_labels,
                 "sum": self.total,
                 "logit": self.logit,
                 "remainder": self.remainder,
@@ -158,11 +192,8 @@ class Attribution:
         return name if self.against is None else f"{name} less that of {self.against_text!r}"
 
     def _from(self, component: Component) -> str:
-        if component.kind != "head":
-            return ""
-        assert component.layer is not None and component.head is not None
-        largest = self.top_sources(component.layer, component.head, 2)
-        return "from " + ", ".join(f"{self.labels[j]} {signed(value)}" for j, value in largest)
+        read = [f"{label} {signed(value)}" for label, value in self.largest_sources(component)]
+        return "from " + ", ".join(read) if read else ""
 
 
 def attributed(
@@ -174,7 +205,7 @@ def attributed(
     row = _default_place(given) if position is None else given.place("position", position)
     length = given.ids.shape[1]
     with evaluating(given.module), torch.no_grad():
-        logits = exact(logits_of(given.run(), row, length))
+        logits = exact(logits_of(given.plain(), row, length))
     chosen = int(logits.argmax()) if target is None else _token(given, "target", target, len(logits))
     other = None if against is None else _token(given, "against", against, len(logits))
     logit = float(logits[chosen] - (0.0 if other is None else logits[other]))
@@ -185,6 +216,9 @@ def attributed(
 
     stream = stream_of(given, lambda trace, out: [readout(out)], row=row)
     shares = stream.shares(readout(stream.out), expected=torch.tensor([logit], dtype=torch.float64))
+    sources, cross_sources = stream.sources(readout(stream.out))
+    count = cross_sources.shape[1]
+    shown = next((each for each in given.sources or () if len(each) == count), tuple(map(str, range(count))))
     return Attribution(
         pieces=given.pieces,
         labels=given.labels,
@@ -196,7 +230,9 @@ def attributed(
         probability=float(logits.softmax(0)[chosen]),
         components=tuple(shares),
         contributions=torch.cat(list(shares.values())),
-        sources=stream.sources(readout(stream.out)),
+        sources=sources,
+        cross_sources=cross_sources,
+        source_labels=shown,
         logit=logit,
         fixed=_fixed(stream),
     )
@@ -234,5 +270,6 @@ def _fixed(stream: Stream) -> tuple[str, ...]:
     return (
         "the scales of norms",
         "the weights and gates of heads" if "gate" in stream.fixed else "the weights of heads",
+        *(["the output of the encoder"] if stream.cross else []),
         *(["activations after the last layer, as a factor of each feature"] if stream.fixed - {"gate"} else []),
     )

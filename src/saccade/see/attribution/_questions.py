@@ -5,8 +5,8 @@ Shape legend: L tokens with the special ones, C components, E model width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def attribute(
     model: object,
-    text: str | Tensor | Sequence[int],
+    text: str | Tensor | Sequence[int] | Mapping[str, Any],
     target: int | str | None = None,
     *,
     against: int | str | None = None,
@@ -33,6 +33,9 @@ def attribute(
     passes through all later norms, each with its scale fixed. In the head of a masked language model the factor
     `f(z) / z` of its activation is also held fixed. The output of a head is split over the tokens it reads, with its
     weights and its gate held fixed. Elhage et al., "A Mathematical Framework for Transformer Circuits" (2021).
+
+    Of an encoder-decoder the decoder's stream is split. Heads of cross-attention are components of their own, and are
+    split over the tokens of the source. What the encoder made is held fixed.
 
     The bias of the attention output and the constants of norms and embeddings belong to no head: they are one
     component, "biases". The bias of a feed-forward layer is part of that layer.
@@ -51,12 +54,14 @@ def attribute(
         model: a language model of Saccade, a text model of `saccade.models.load`, the result of
             `inspection.open_model`; with ids also a module of transformers, or any module that makes logits (1, L, V)
             of them.
-        text: a text, or the ids of all tokens that the model reads, (L,) or (1, L).
+        text: a text, or the ids of all tokens that the model reads, (L,) or (1, L). For an encoder-decoder, keyword
+            arguments of the module, as in `patching`: {"input_ids": ..., "decoder_input_ids": ...}; in those of
+            Saccade's families a text is the source, and the model writes the target.
         target: a token's id, or its text, blanks included; None is the most probable one.
         against: another token, whose logit is subtracted.
         position: the token after which the target comes: a column (negative ones count from the end) or a word of the
-            text (`word`, or `word:2` for its second occurrence; its last token counts). None: the last one, or in a
-            masked language model the only mask.
+            text (`word`, or `word:2` for its second occurrence; its last token counts); of an encoder-decoder, of what
+            its decoder reads. None: the last one, or in a masked language model the only mask.
 
     Raises:
         TypeError: a text for a module without a tokenizer; text, token or position of another type.

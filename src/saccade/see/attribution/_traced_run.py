@@ -106,7 +106,7 @@ class SeenCall(NamedTuple):
     within: tuple[Entry, ...] = ()
 
     def graph(self, name: str) -> Tensor:
-        """Its "query" or "key" with the graph of the model."""
+        """Its "query", "key" or "value" with the graph of the model."""
         own: Tensor = getattr(self.call, name)
         if own.requires_grad or not isinstance(self.call, ObservedCall):
             return own
@@ -183,7 +183,7 @@ class TracedRun(TorchFunctionMode):
         number, held = self._count, self.held.get(self._count)
         self.operations[number] = name, self.path
         detached = any(
-            self._has_lost(each) and not (_is_integer(each) and _OF_ROWS.fullmatch(name)) for each in tensors(given)
+            self.has_lost(each) and not (_is_integer(each) and _OF_ROWS.fullmatch(name)) for each in tensors(given)
         )
         if held is not None and held.kind in ("gate", "factor"):
             args = _with_operand_held(args, held.operand)
@@ -209,7 +209,7 @@ class TracedRun(TorchFunctionMode):
     def _written_view(self, func: Any, types: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """An operation that writes into a view, as one on a copy: the node of a written base does not say which."""
         view, base, fresh = args[0], args[0]._base, args[0].clone()
-        if self._has_lost(view):
+        if self.has_lost(view):
             self._detached[fresh] = True
         self.__torch_function__(func, types, [fresh, *args[1:]], kwargs)
         if base.numel() == fresh.numel() and fresh.stride() == view.stride():
@@ -221,7 +221,7 @@ class TracedRun(TorchFunctionMode):
     def _attribute(self, func: Any, args: Sequence[Any]) -> Any:
         out = func(*args)
         if isinstance(out, Tensor):
-            if self._has_lost(args[0]) or (args[0].requires_grad and func == _DATA):
+            if self.has_lost(args[0]) or (args[0].requires_grad and func == _DATA):
                 self._detached[out] = True
             if out.grad_fn is not None:
                 self.made.setdefault(out.grad_fn, Made(self._count, "", self.path, out, out._version, False))
@@ -230,14 +230,15 @@ class TracedRun(TorchFunctionMode):
     def _without_graph(self, name: str, given: Sequence[Any], out: Any) -> Any:
         """Remember what is computed from tensors that lost their graph, and from scales."""
         known = list(tensors(given))
-        if any(map(self._has_lost, known)):
+        if any(map(self.has_lost, known)):
             self._lose(name, [out, *given[:1]] if _writes(name, given, {}) else [out])
         elif any(each in self._scales for each in known):
             for each in tensors([out]):
                 self._scales[each] = True
         return out
 
-    def _has_lost(self, tensor: Tensor) -> bool:
+    def has_lost(self, tensor: Tensor) -> bool:
+        """Whether a tensor comes from the stream, but has lost its graph."""
         return not tensor.requires_grad and tensor in self._detached
 
     def _lose(self, name: str, out: Sequence[Any]) -> None:
@@ -349,7 +350,7 @@ class TracedRun(TorchFunctionMode):
     def _looked_up(self, name: str, out: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """A row of a table for each token, or of an embedding; rows of other parameters are no embeddings."""
         given = list(tensors([*args, *kwargs.values()]))
-        if any(map(self._has_lost, given)):
+        if any(map(self.has_lost, given)):
             self._lose(name, [out])
             return out
         index = next((each for each in given if _is_integer(each)), None)
@@ -374,7 +375,7 @@ class TracedRun(TorchFunctionMode):
             if type(each) in (list, tuple):
                 return type(each)(leaf(one) for one in each)
             if isinstance(each, Tensor) and each.is_floating_point() and not each.requires_grad:
-                kind = "cut" if self._has_lost(each) or each in self._scales else "added"
+                kind = "cut" if self.has_lost(each) or each in self._scales else "added"
                 return self._leaf(kind, each, to=tuple(like.shape))
             if numbers and isinstance(like, Tensor) and type(each) in (int, float) and each != 0:
                 return self._leaf("added", like.new_tensor(float(each)))

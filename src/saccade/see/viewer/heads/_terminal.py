@@ -80,12 +80,12 @@ def print_attributed(console: Console, attribution: Attribution) -> None:
         )
     )
     ranked = attribution.top(len(attribution.components))
-    of_heads = [(component, value) for component, value in ranked if component.kind == "head"]
+    of_heads = [(component, value) for component, value in ranked if component.head is not None]
     lines = [Line(str(component), value, _sources(attribution, component)) for component, value in of_heads[:HEADS]]
     rest = of_heads[HEADS:]
     if rest:
         lines.append(Line(counted(len(rest), "more head"), sum(value for _, value in rest)))
-    kinds = dict.fromkeys(component.kind for component in attribution.components if component.kind != "head")
+    kinds = dict.fromkeys(component.kind for component in attribution.components if component.head is None)
     for kind in kinds:
         total = sum(attribution.of(*component) for component in attribution.components if component.kind == kind)
         lines.append(Line("feed-forward layers" if kind == "feed_forward" else str(Component(kind)), total))
@@ -93,9 +93,7 @@ def print_attributed(console: Console, attribution: Attribution) -> None:
 
 
 def _sources(attribution: Attribution, head: Component) -> str:
-    assert head.layer is not None and head.head is not None
-    sources = attribution.top_sources(head.layer, head.head, 2)
-    return "from " + ", ".join(f"{attribution.labels[j]} {value:+.2f}" for j, value in sources)
+    return "from " + ", ".join(f"{label} {value:+.2f}" for label, value in attribution.largest_sources(head))
 
 
 def print_why(console: Console, answer: WhyAttends) -> None:
