@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def encode_transformers(folder: Path, batches: list[Batch], attention: str, dtyp
     return run
 
 
-def encode_ctranslate2(folder: Path, batches: list[Batch], work: Path, threads: int, dtype: torch.dtype) -> Run:
+def encode_ctranslate2(folder: Path, batches: list[Batch], work: Path, threads: int, dtype: torch.dtype | str) -> Run:
+    """`dtype`: also "int8"."""
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
 
@@ -74,6 +76,49 @@ def encode_ctranslate2(folder: Path, batches: list[Batch], work: Path, threads: 
         return [encoder.forward_batch(ids).last_hidden_state for ids in texts]
 
     return run
+
+
+def encode_dynamic_int8(folder: Path, batches: list[Batch]) -> Run:
+    """PyTorch's dynamic quantisation of linear layers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated in favour of torchao
+        model = torch.ao.quantization.quantize_dynamic(transformers_model(folder), {torch.nn.Linear}, torch.qint8)
+
+    @torch.inference_mode()
+    def run() -> list[Tensor]:
+        return [model(**batch).last_hidden_state for batch in batches]
+
+    return run
+
+
+def encode_onnxruntime_int8(folder: Path, batches: list[Batch], work: Path, threads: int) -> Run:
+    """ONNX Runtime's dynamic quantisation of the optimised model."""
+    import onnxruntime
+    from onnxruntime.quantization import quantize_dynamic
+
+    encode_onnxruntime(folder, batches, work, threads, torch.float32)  # writes the optimised model
+    path = work / "encoder-int8.onnx"
+    if not path.exists():
+        quantize_dynamic(str(work / "encoder-optimised.onnx"), str(path))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    given = _arrays(batches)
+    return lambda: [session.run(None, batch)[0] for batch in given]
+
+
+def encode_openvino_int8(folder: Path, batches: list[Batch], work: Path, threads: int) -> Run:
+    """Quantised by NNCF for transformers, calibrated on the batches themselves."""
+    import nncf
+    import openvino
+
+    core, given = openvino.Core(), _arrays(batches)
+    model = core.read_model(str(onnx_file(folder, batches[0], work)))
+    model = nncf.quantize(model, nncf.Dataset(given), model_type=nncf.ModelType.TRANSFORMER)
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    compiled = core.compile_model(model, "CPU", settings)
+    return lambda: [compiled(batch)[0] for batch in given]
 
 
 def ctranslate2_float32() -> Any:

@@ -44,6 +44,7 @@ class Row:
     begun: dict[str, peers.Run] | None = None  # the first part of each run, which is taken off: prompts of generation
     read: float = 0.0  # bytes of weights that a step of decoding reads, times steps
     dtype: str = "float32"  # whose peak is the limit of `products` and `attention`
+    notes: list[str] = dataclasses.field(default_factory=list)  # which the check adds
 
 
 # --- inputs -------------------------------------------------------------------------------------------------------
@@ -196,6 +197,54 @@ def encoding(
         held=held,
         dtype=str(dtype).removeprefix("torch."),
     )
+
+
+def encoding_int8(name: str, folder: Path, batches: list[peers.Batch], work: Path, threads: int) -> Row:
+    """The same with weights of 8 bits; notes say how far the mean vector of each text is from float32."""
+    model, taken = models.load(folder, head="none"), peers.transformers_model(folder)
+    held = contextlib.ExitStack()
+
+    def running(model: Any) -> peers.Run:
+        @torch.inference_mode()
+        def run() -> list[Tensor]:
+            return [model(**batch).last_hidden_state for batch in batches]
+
+        return run
+
+    contenders: dict[str, peers.Run] = {
+        "Saccade int8": held.enter_context(accelerated(model, running(model), "int8")),
+        "accelerate(model, weights='int8')": held.enter_context(accelerated(taken, running(taken), "int8")),
+        "transformers sdpa": peers.encode_transformers(folder, batches, "sdpa"),
+    }
+    work.mkdir(exist_ok=True)
+    others: list[tuple[str, Callable[[], peers.Run]]] = [
+        ("OpenVINO int8 (NNCF)", lambda: peers.encode_openvino_int8(folder, batches, work, threads)),
+        ("CTranslate2 int8", lambda: peers.encode_ctranslate2(folder, batches, work, threads, "int8")),
+        ("ONNX Runtime int8", lambda: peers.encode_onnxruntime_int8(folder, batches, work, threads)),
+        ("PyTorch dynamic int8", lambda: peers.encode_dynamic_int8(folder, batches)),
+    ]
+    for label, make in others:
+        with told(label):
+            contenders[label] = make()
+    row = Row(name, "texts", sum(len(real_tokens(b)) for b in batches), contenders, held=held)
+
+    def vectors(outs: list[Any]) -> Tensor:
+        means = []
+        for batch, out in zip(batches, outs, strict=True):
+            real = (torch.arange(out.shape[1]) < real_tokens(batch)[:, None])[..., None].float()
+            means.append((_tensor(out).float() * real).sum(1) / real.sum(1))
+        return torch.cat(means)
+
+    def check(contenders: dict[str, peers.Run]) -> None:
+        exact = vectors(contenders["transformers sdpa"]())
+        for label, run in contenders.items():
+            near = torch.cosine_similarity(vectors(run()), exact)
+            row.notes.append(f"{label}: {float(near.mean()):.4f}, {float(near.min()):.4f}")
+            if not label.startswith("transformers") and "accade" in label and float(near.min()) < 0.98:
+                raise ValueError(f"{label}: a text's vector has a cosine of {float(near.min()):.3f} to float32")
+
+    row.check = check
+    return row
 
 
 @contextlib.contextmanager

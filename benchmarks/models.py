@@ -31,6 +31,7 @@ from model_rows import (
     bert,
     corpus,
     encoding,
+    encoding_int8,
     generating,
     gpt2,
     llama,
@@ -102,10 +103,11 @@ def measure(row: Row, rounds: int, threads: int) -> dict[str, Any]:
             limit.append(bandwidth() if row.read else peak())
     parts = Parts()  # of the forward pass; of a training step the rest is "elsewhere"
     before = Parts()
+    own = next(iter(row.contenders))
     with before.counted():
-        begun = 0.0 if row.begun is None else _timed(row.begun["Saccade"])
+        begun = 0.0 if row.begun is None else _timed(row.begun[own])
     with parts.counted():
-        took = _timed(row.contenders["Saccade"]) - begun
+        took = _timed(row.contenders[own]) - begun
     parts.products -= before.products
     parts.attention -= before.attention
     return {
@@ -117,6 +119,7 @@ def measure(row: Row, rounds: int, threads: int) -> dict[str, Any]:
         "shares": [parts.products / took, parts.attention / took],
         "work": row.read or row.products + row.attention,
         "limit": limit,
+        "notes": row.notes,
     }
 
 
@@ -146,6 +149,9 @@ def lines(row: dict[str, Any]) -> list[str]:
             line += f" {statistics.median(whole[name]):,.2f} | {_factor(whole, name)} |"
         made.append(line)
     products, attention = row["shares"]
+    if row["notes"]:
+        made += ["", f"Cosine of the texts' mean vectors to float32, mean and worst. {'; '.join(row['notes'])}.", ""]
+        return made
     made += [
         "",
         f"Saccade's time: {products:.0%} in matrix products, {attention:.0%} in attention, "
@@ -242,6 +248,13 @@ def rows(options: argparse.Namespace, work: Path) -> dict[str, Callable[[], Row]
             work / "peers-minilm",
             options.threads,
         )
+        made["MiniLM in int8, sentences of a novel"] = lambda: encoding_int8(
+            "MiniLM in int8, 256 sentences of a novel, sorted by length, in batches of 32",
+            options.minilm,
+            tokenized(options.minilm, sorted(sentences(options.novels, 256), key=len)),
+            work / "peers-minilm-int8",
+            options.threads,
+        )
         made["embedding"] = lambda: corpus(options.minilm, sentences(options.novels, 1000))
     of_bert("BERT-base, 16 texts of 16 to 128 tokens", spread(16), 512)
     of_bert("BERT-base, 8 x 128", [128] * 8, 512)
@@ -249,6 +262,14 @@ def rows(options: argparse.Namespace, work: Path) -> dict[str, Callable[[], Row]
     of_bert("BERT-base, 1 x 2048", [2048], 2048)
     of_bert("BERT-base in bfloat16, 16 texts of 16 to 128 tokens", spread(16), 512, torch.bfloat16)
     of_bert("BERT-base in bfloat16, 8 x 128", [128] * 8, 512, torch.bfloat16)
+    for name, lengths in (("16 texts of 16 to 128 tokens", spread(16)), ("8 x 128", [128] * 8)):
+        made[f"BERT-base in int8, {name}"] = lambda name=name, lengths=lengths: encoding_int8(
+            f"BERT-base in int8, {name}",
+            bert(work, options.layers, 512),
+            [batch_of(lengths)],
+            work / "peers-int8-512",
+            options.threads,
+        )
     of_vit("ViT-base, 8 images of 224 x 224")
     of_vit("ViT-base in bfloat16, 8 images of 224 x 224", torch.bfloat16)
     made["training"] = lambda: training(work, options.layers)
