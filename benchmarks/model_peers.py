@@ -92,14 +92,13 @@ def encode_dynamic_int8(folder: Path, batches: list[Batch]) -> Run:
 
 
 def encode_onnxruntime_int8(folder: Path, batches: list[Batch], work: Path, threads: int) -> Run:
-    """ONNX Runtime's dynamic quantisation of the optimised model."""
+    """ONNX Runtime's dynamic quantisation of the exported model."""
     import onnxruntime
     from onnxruntime.quantization import quantize_dynamic
 
-    encode_onnxruntime(folder, batches, work, threads, torch.float32)  # writes the optimised model
     path = work / "encoder-int8.onnx"
     if not path.exists():
-        quantize_dynamic(str(work / "encoder-optimised.onnx"), str(path))
+        quantize_dynamic(str(onnx_file(folder, batches[0], work)), str(path))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -142,8 +142,9 @@ def test_work_of_another_run_is_not_continued(tmp_path, model, lines, capsys, mo
     with monkeypatch.context() as patch:
         patch.setattr(Embedder, "chunk", second_fails)
         told(capsys, lines, "--model", model, "--out", out, status=130)
-    err = told(capsys, lines, "--model", model, "--out", out, "--pooling", "max", status=2)
-    assert "out.npy.partial: unfinished vectors of another run (other options); --force discards them" in err
+    for option in (("--pooling", "max"), ("--weights", "int8")):
+        err = told(capsys, lines, "--model", model, "--out", out, *option, status=2)
+        assert "out.npy.partial: unfinished vectors of another run (other options); --force discards them" in err
     lines.write_text("\n".join(TEXTS[:-1]))
     err = told(capsys, lines, "--model", model, "--out", out, status=2)
     assert "(other texts)" in err
