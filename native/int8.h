@@ -64,37 +64,35 @@ struct ByteBlock {
     float scale, zero;
 };
 
-// Whether all numbers of the block are finite; its bytes are of no use if not.
-template <class T> SACCADE_INLINE bool block_as_bytes(const T* x, int64_t width, uint8_t* to, ByteBlock& block) {
+// `nothing` becomes NaN if a number of the block is not finite; its bytes are of no use then.
+template <class T> SACCADE_INLINE void block_as_bytes(const T* x, int64_t width, uint8_t* to, ByteBlock& block, vf& nothing) {
     typedef uint8_t vb __attribute__((vector_size(lanes)));
-    vf low = {}, high = {}, nothing = {};
+    vf low = {}, high = {};
     for (int64_t k = 0; k < width; k += lanes) {
         const vf part = load_as_float(x + k, width - k);
         nothing += part - part;  // NaN for infinities, too
         high = maximum(part, high), low = maximum(-part, low);
     }
-    if (!(total(nothing) == 0)) return false;
-    const float least = -greatest(low);
-    block.scale = std::max(greatest(high) / 255 - least / 255, FLT_MIN);
+    const float below = greatest(low);
+    block.scale = std::max(greatest(high) / 255 + below / 255, FLT_MIN);
     const float inverse = 1 / block.scale;
     constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds
-    block.zero = -least * inverse + magic - magic;
+    block.zero = below * inverse + magic - magic;
     const vf shift = splat(magic + block.zero);
     for (int64_t k = 0; k < width; k += lanes) {
         const vf part = load_as_float(x + k, width - k);
-        vi q = (vi)fused(part, splat(inverse), shift) - (vi)splat(magic);
-        q = q < 0 ? vi{} : q;
-        q = q > 255 ? vi{} + 255 : q;
-        const vb some = __builtin_convertvector(q, vb);
+        const vi q = (vi)fused(part, splat(inverse), shift) - (vi)splat(magic);  // never below 0: the least rounds to it
+        const vb some = __builtin_convertvector(q > 255 ? vi{} + 255 : q, vb);
         memcpy(to + k, &some, lanes);
     }
-    return true;
 }
 
+// Whether all numbers of the row are finite.
 template <class T> bool row_as_bytes(const T* x, int64_t width, uint8_t* to, ByteBlock* blocks) {
+    vf nothing = {};
     for (int64_t k = 0; k < width; k += kInt8Block)
-        if (!block_as_bytes(x + k, std::min<int64_t>(kInt8Block, width - k), to + k, blocks[k / kInt8Block])) return false;
-    return true;
+        block_as_bytes(x + k, std::min<int64_t>(kInt8Block, width - k), to + k, blocks[k / kInt8Block], nothing);
+    return total(nothing) == 0;
 }
 
 // What the tasks of one call share.
