@@ -25,6 +25,7 @@ LAYERS = [
         "_addresses",
         "_evaluating",
         "_extras",
+        "_garbage_collection",
         "_lazy_names",
         "_machine",
         "_native",

@@ -16,7 +16,7 @@ import transformers
 import saccade
 from saccade import cli
 from saccade.attribution import _two_texts
-from saccade.inspection import open_model
+from saccade.inspection import as_predictor, open_model
 from saccade.intervention import Ablate, Patch
 from slowly import slow_but
 
@@ -351,6 +351,11 @@ def test_the_loss_is_that_of_transformers(capsys, models, name):
     assert attribution["logit"] == pytest.approx(float(row[attribution["target"]["id"]]), rel=1e-4)
     assert abs(attribution["remainder"]) < 1e-4
     assert run(capsys, text, "--model", models / name, "--why", "sat", "cat")[0] == 0
+
+
+def test_a_head_is_read_once(models):
+    model = open_model(models / "falcon")
+    assert as_predictor(model).module is as_predictor(model).module
 
 
 def test_a_masked_model_has_a_pseudo_loss(capsys, models):

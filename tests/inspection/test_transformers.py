@@ -439,8 +439,9 @@ def test_a_folder_is_opened_without_the_hub(folder, monkeypatch):
 
 
 def test_without_transformers(folder, monkeypatch):
+    path = folder("falcon")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r'needs transformers, .* pip install "transformers>=5.0"'):
-        open_model(folder("falcon"))
+        open_model(path)
     with pytest.raises(ValueError, match="hub need huggingface_hub, which is not installed: pip install .*hub"):
         open_model("org/name")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..support._garbage_collection import uncollected
 from ._errors import UserError, require
 from ._options import CommonOptions, GroupedCommand, flattened, option
 from ._parts._heads_measured import Measured
@@ -113,7 +114,8 @@ def heads(
     given = InputText("", [], "") if question.roles and not text else given_text(text, "heads")
     _check_out(common)
     head = parse_head(how.head)
-    from ..see.inspection import open_model
+    with uncollected():  # imports PyTorch
+        from ..see.inspection import open_model
 
     opened = open_model(common.model)
     if question.roles:

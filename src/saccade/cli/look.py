@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from .. import __version__
+from ..support._garbage_collection import uncollected
 from ._errors import UserError, require
 from ._options import CommonOptions, GroupedCommand, flattened, option
 from ._parts._look_corpus import CorpusOptions, study
@@ -134,8 +135,9 @@ def _parse_rows(rows: str | None) -> tuple[int, int] | None:
 
 
 def _opened(model: str | None, targets: list[Path], *, force: bool) -> TextModel:
-    from ..see.inspection import open_model
-    from ..see.viewer import check_target
+    with uncollected():  # imports PyTorch
+        from ..see.inspection import open_model
+        from ..see.viewer import check_target
 
     for target in targets:
         check_target(target, force=force)

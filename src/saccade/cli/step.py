@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ..support._garbage_collection import uncollected
 from ._errors import UserError
 from ._options import CommonOptions, GroupedCommand, flattened, option
 from ._parts._outputs import result_console
@@ -114,7 +115,8 @@ def _of_text(text: list[str] | None, chosen: StepOptions, common: CommonOptions)
         from ..see.viewer import check_target
 
         check_target(common.out, force=common.force)
-    from ..see.viewer import step as steps_of
+    with uncollected():  # imports PyTorch
+        from ..see.viewer import step as steps_of
 
     without = _listed(chosen.without)
     return steps_of(given.text, head, chosen.word, common.model, nth=chosen.nth, without=without, target=chosen.target)

@@ -39,7 +39,7 @@ class TransformersTextModel(TextModel):
     observed on a short text when the model is opened.
     """
 
-    headed: nn.Module | None = None  # with its head, where both were read at once
+    headed: nn.Module | None = None  # with its head, once that was read
 
     def __init__(self, place: tuple[Path, str | None], module: nn.Module, tokenizer: Any):
         folder, gguf = self.place = place
@@ -167,8 +167,7 @@ class TokenHeadModel(NamedTuple):
 
 
 def with_token_head(model: TransformersTextModel) -> TokenHeadModel | None:
-    """The checkpoint with the head in its config.json, opened again unless it was read; None if that gives no logits of
-    tokens.
+    """The checkpoint with the head in its config.json, read once; None if that gives no logits of tokens.
 
     ValueError: weights of the head that are missing or cannot be read.
     """
@@ -181,10 +180,10 @@ def with_token_head(model: TransformersTextModel) -> TokenHeadModel | None:
         if config.is_encoder_decoder or not (is_next or (kind.__name__.endswith("ForMaskedLM") and mask is not None)):
             return None
         try:
-            module = model.headed or read_weights(kind, config, folder, gguf=gguf).module
+            model.headed = model.headed or read_weights(kind, config, folder, gguf=gguf).module
         except UnreadableCheckpoint as error:
             raise ValueError(f"{model.name}: {error}") from None
-    return TokenHeadModel(module, None if is_next else mask)
+    return TokenHeadModel(model.headed, None if is_next else mask)
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -22,6 +22,7 @@ import safetensors
 import torch
 
 from ....support._extras import installing
+from ....support._garbage_collection import uncollected
 from ....support._seeding import seeded
 from .._shortened import shortened
 from .gguf import read_header, read_once
@@ -331,8 +332,9 @@ def _no_bar(values: Iterable[Any], **_: Any) -> Iterable[Any]:
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Block requests to the hub and kernels from its cache, and switch off progress bars and messages."""
-    with _CONTAINED, _switched():
+    """Block requests to the hub and kernels from its cache, and switch off progress bars, messages and garbage
+    collection."""
+    with _CONTAINED, uncollected(), _switched():
         yield
 
 
