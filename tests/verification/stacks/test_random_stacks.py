@@ -86,14 +86,14 @@ def several(examples):
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=checks)
 
 
-@several(8)
+@several(3)
 @given(PARTS)
 def test_right_stacks_are_silent(parts):
     report = saccade.verify_stack(**parts.stack())
     assert not report.findings, (parts, report)
 
 
-@several(10)
+@several(4)
 @given(st.data())
 def test_one_fault_is_named(data):
     parts = data.draw(PARTS)

@@ -81,7 +81,7 @@ def test_sinks_that_have_no_part_in_the_softmax():
 def mistral(width):
     transformers = pytest.importorskip("transformers")
     config = transformers.MistralConfig(
-        vocab_size=47, hidden_size=24, intermediate_size=24, num_hidden_layers=2, num_attention_heads=3,
+        vocab_size=47, hidden_size=24, intermediate_size=24, num_hidden_layers=1, num_attention_heads=3,
         num_key_value_heads=3, head_dim=8, sliding_window=width, max_position_embeddings=8192,
     )  # fmt: skip
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ pytest.importorskip("accelerate")
 
 def tiny():
     config = transformers.LlamaConfig(
-        vocab_size=47, hidden_size=24, intermediate_size=24, num_hidden_layers=2, num_attention_heads=3,
+        vocab_size=47, hidden_size=24, intermediate_size=24, num_hidden_layers=1, num_attention_heads=3,
         head_dim=8, max_position_embeddings=64, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
