@@ -77,7 +77,7 @@ SCALED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rope", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, SCALED])
+@pytest.mark.parametrize("rope", [{"rope_type": "linear", "factor": 4.0}, SCALED])
 def test_scaling_that_is_in_force(rope):
     assert not positions(llama(**rope))
 
