@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from stacks.dense import VOCABULARY, Dense
-from stacks.layered import Attention, Layered, causal, found, window
+from stacks.layered import Attention, Layered, causal, probed, window
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -16,7 +16,7 @@ import saccade
 
 
 def heads_of(model, **more):
-    return found(saccade.verify_stack(model, causal=True, **more), "reach")
+    return probed("reach", model, causal=True, **more)
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "by hand"])
@@ -100,9 +100,9 @@ def test_a_kernel_that_leaves_the_mask_out(width):
         return out.transpose(1, 2).contiguous(), None
 
     transformers.AttentionInterface.register("without_window", kernel)
-    assert not found(saccade.verify_stack(model), "reach")
+    assert not probed("reach", model)
     model.set_attn_implementation("without_window")
-    [finding] = found(saccade.verify_stack(model), "reach")
+    [finding] = probed("reach", model)
     assert finding.where.startswith("model.layers.0.self_attn: layer 0")
     assert ("narrowed" in finding.message) == (width == 4096)
     assert model.config.sliding_window == width

@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 from stacks.dense import Dense
-from stacks.layered import found
+from stacks.layered import found, probed
 
 import saccade
 
@@ -54,7 +54,7 @@ def test_a_trainer_is_enough(tmp_path):
 
 
 def test_a_loss_that_forgets_the_count_of_tokens(tmp_path):
-    [finding] = found(saccade.verify_stack(trainer(MeanOfMeans, tmp_path)), "training")
+    [finding] = probed("training", trainer(MeanOfMeans, tmp_path))
     assert "a token of a short micro-batch weighs more" in finding.message
 
 

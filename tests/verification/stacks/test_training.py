@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from stacks.dense import WIDTH, Dense, packed
-from stacks.layered import Attention, Layered, causal, found, window
+from stacks.layered import Attention, Layered, causal, found, probed, window
 from stacks.reports.model import VOCABULARY, Model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -18,7 +18,7 @@ import saccade
 
 
 def training(model, **more):
-    return found(saccade.verify_stack(model, causal=True, **more), "training")
+    return probed("training", model, causal=True, **more)
 
 
 def test_a_head_whose_keys_are_detached():
@@ -283,5 +283,5 @@ def test_a_model_of_both_directions_may_predict_what_it_reads():
     """Fails where a denoising encoder is taken for a causal model whose labels are not shifted."""
     model = Layered(Attention(lambda length: torch.ones(length, length, dtype=torch.bool)))
     step = stepping(model, lambda out, ids: (out, ids))
-    assert not found(saccade.verify_stack(model, causal=False, step=step), "training")
-    assert not found(saccade.verify_stack(model, step=step), "training")
+    assert not probed("training", model, causal=False, step=step)
+    assert not probed("training", model, step=step)
