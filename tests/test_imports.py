@@ -27,6 +27,7 @@ LAYERS = [
         "_extras",
         "_lazy_names",
         "_machine",
+        "_meta",
         "_native",
         "_numbers",
         "_option_fields",
