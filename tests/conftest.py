@@ -19,6 +19,7 @@ hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_configure(config):
+    gc.set_threshold(10_000)  # a look for garbage at every 700th new object takes a twentieth of all time
     # PyTorch's own forward-mode rules warn on their first use.
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script` is deprecated:DeprecationWarning")
     # And so does what inductor imports.

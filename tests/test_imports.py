@@ -28,6 +28,7 @@ LAYERS = [
         "_garbage_collection",
         "_lazy_names",
         "_machine",
+        "_meta",
         "_native",
         "_numbers",
         "_option_fields",

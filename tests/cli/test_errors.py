@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import shlex
@@ -175,9 +176,12 @@ def test_without_a_command_it_shows_help_with_examples(capsys):
         assert expected in out
 
 
+built = functools.cache(typer.main.get_command)
+
+
 def help_of(*words):
     """Each command below `words`: its own words, and its help."""
-    command = typer.main.get_command(_app.app)
+    command = built(_app.app)
     context = typer.Context(command, info_name="saccade")
     for word in words:
         command = command.commands[word]
@@ -285,10 +289,9 @@ def test_messages_name_options_and_nothing_else():
         assert naming_options(message, {}) == message
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="closes streams as a shell of POSIX does")
-@pytest.mark.parametrize(
-    "closed", [">&- 2>&- <&-", *(pytest.param(x, marks=pytest.mark.slow) for x in (">&-", "2>&-", "<&-"))]
-)
+@pytest.mark.parametrize("closed", [">&- 2>&- <&-", ">&-", "2>&-", "<&-"])
 def test_a_stream_that_the_shell_closed_is_no_error(tmp_path, closed):
     """What is printed must not end in a traceback, nor in the file that is written meanwhile."""
     command = f"{shlex.quote(sys.executable)} -m saccade diagram attention --out drawn.svg {closed}"

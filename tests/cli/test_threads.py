@@ -31,6 +31,7 @@ def shown(**more):
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_command_computes_on_its_threads_and_leaves_the_way_they_wait_to_the_user():
     """Threads that sleep double the time of a step on an idle machine."""
     assert shown() == "1"

@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 import saccade
+from slowly import slow_but
 
 SOURCES = Path(saccade.__file__).parent
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -47,7 +48,17 @@ def below_assignments(module: ModuleType) -> Iterator[doctest.DocTest]:
             yield doctest.DocTestParser().get_doctest(text, vars(module).copy(), name, module.__file__, after.lineno)
 
 
-@pytest.mark.parametrize("name", modules_with_examples())
+SLOW = {  # they train or study
+    f"saccade.{name}"
+    for name in (
+        *("make.tasks._compression._distill", "make.tasks._compression._prune", "make.tasks._runs._seeds"),
+        *("make.tasks._searching._result", "make.tasks._searching._search", "see.analysis._probe"),
+        "see.analysis.tables",
+    )
+}
+
+
+@pytest.mark.parametrize("name", slow_but(names := modules_with_examples(), *sorted({*names} - SLOW)))
 def test_examples_print_what_they_say(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module, runner = importlib.import_module(name), doctest.DocTestRunner(optionflags=OPTIONS)

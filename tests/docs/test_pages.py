@@ -23,10 +23,11 @@ def pages_with(language: str):
 
 
 def marks(page, language: str):
-    """A command takes seconds, and some pages train or draw."""
+    """A command takes seconds, and some pages train, verify or draw."""
     slow = (
-        *("answer", "building", "classify", "forecast", "image", "mlm", "search", "self-attention-in-an-hour"),
-        *("speech", "tag", "tasks", "translate"),
+        *("answer", "before-you-train", "building", "classify", "forecast", "graph", "image", "mlm", "search"),
+        *("self-attention-in-an-hour", "several-labels", "speech", "tag", "tasks", "translate", "verifying"),
+        "write-your-own-attention",
     )
     return [pytest.mark.slow] if language in ("sh", "console") or page.stem in slow else []
 
@@ -38,7 +39,11 @@ def test_python_blocks_run_from_top_to_bottom(page, tmp_path, monkeypatch):
     assert run_python(page) > 0
 
 
-@pytest.mark.parametrize("page", [page for page in pages_with("python") if page.id != "self-attention-in-an-hour"])
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if blocks(page, "python") and page.stem != "self-attention-in-an-hour"],
+    ids=lambda page: page.stem,
+)
 def test_a_block_that_needs_nothing_but_imports_has_them(page):
     """It is copied alone, then. Blocks that go on with what others made may lean on their imports, too.
 

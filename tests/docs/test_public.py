@@ -24,6 +24,7 @@ def test_every_public_class_and_function_has_an_example(package):
     assert not lacking, f"{package}: no example in the docstring of {', '.join(lacking)}"
 
 
+@pytest.mark.slow
 def test_every_public_name_has_a_docstring():
     """Constants, too: the string below their assignment, which only a reader of the source sees."""
     read = griffe.load("saccade", search_paths=[SOURCES.parent], resolve_aliases=True)

@@ -48,7 +48,7 @@ def llama():
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            vocab_size=47, hidden_size=24, intermediate_size=24, num_hidden_layers=2, num_attention_heads=3,
+            vocab_size=47, hidden_size=24, intermediate_size=24, num_hidden_layers=1, num_attention_heads=3,
             head_dim=8, max_position_embeddings=64, pad_token_id=0, attention_dropout=0.1,
         )
     )  # fmt: skip
@@ -107,28 +107,17 @@ def sees_the_pack(model):
     model.forward = lambda position_ids=None, **named: type(model).forward(model, **named)
 
 
-def looks_ahead(model):
-    model.lm_head.register_forward_pre_hook(lambda part, given: given[0] + given[0].flip(1))
-
-
-def draws(model):
-    model.lm_head.register_forward_pre_hook(lambda part, given: given[0] * random.random())
-
-
-@pytest.mark.parametrize(
-    ("probe", "fault"), [("packing", sees_the_pack), ("causality", looks_ahead), ("determinism", draws)]
-)
-def test_a_fault_that_comes_later_is_named_at_the_next_due_step(probe, fault, caplog):
+def test_a_fault_that_comes_later_is_named_at_the_next_due_step(caplog):
     model = llama()
     monitor = StackMonitor(model, pack=joined, every=3, on_error="warn")
     monitor.step(0)
     assert monitor.report.ok
-    fault(model)
+    sees_the_pack(model)
     monitor.step(2)
     assert monitor.report.ok
     with caplog.at_level(logging.WARNING, logger="saccade.monitoring"):
         monitor.step(3)
-    assert probe in {finding.probe for finding in monitor.report.errors}
+    assert "packing" in {finding.probe for finding in monitor.report.errors}
     [record] = caplog.records
     assert record.getMessage().startswith("step 3: ")
 

@@ -52,9 +52,9 @@ def in_steps(model: Decoder, x: torch.Tensor, ends: list[int]) -> torch.Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("ends", [[5, 6, 7, 8, 9], [5, 9]])
 @pytest.mark.parametrize("name", EDITS)
-def test_a_cache_of_saccade(name, ends):
+def test_a_cache_of_saccade(name):
+    ends = [5, 6, 9]  # one token at a time and several
     model, x, other = decoder(), *torch.randn(2, B, L, E, dtype=torch.float64)
     with saccade.watch(model, keep=True, alarms=False) as source:
         model(other[:, :PROMPT])

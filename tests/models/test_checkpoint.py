@@ -192,6 +192,14 @@ def test_numbers_that_no_model_has_are_counted_in_digits(field):
         ModelConfig(**{**sizes, field: -(10**400)})
 
 
+def test_no_weights_are_drawn_that_the_file_replaces(folder, monkeypatch):
+    """On the meta device PyTorch would import its compiler for it, a second of each command."""
+    drawn = []
+    monkeypatch.setattr(torch.Tensor, "normal_", lambda tensor, *_, **__: drawn.append(tensor))
+    load(folder)
+    assert not drawn
+
+
 def test_no_such_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere: no such model folder"):
         load(tmp_path / "nowhere")

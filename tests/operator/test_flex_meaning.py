@@ -22,9 +22,7 @@ B, HQ, HKV, LQ, LK, D, DV = 2, 6, 3, 23, 29, 17, 19
 
 MASKS = {
     "none": None,
-    "causal": saccade.Causal(),
     "window of queries placed apart": (saccade.Causal() & saccade.Window(5, None)).at([6, 2]),
-    "padding": saccade.Padding([29, 11]),
     "padded queries": saccade.Padding([29, 11], [23, 7]) & saccade.Causal(),
     "empty item": saccade.Padding([29, 0]),
     "per head": saccade.PerHead([saccade.Window(h, h) for h in range(HQ)]),

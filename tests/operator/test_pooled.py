@@ -73,9 +73,10 @@ def pool(weights, visible, rows, bins):
     return over(weights * visible, np.add), largest, over(visible.double(), np.add)
 
 
-@pytest.mark.parametrize("way", ["native", "tiles"])
+@pytest.mark.parametrize(
+    ("way", "bins"), [("native", (1, 1)), ("native", (3, 4)), ("native", (32, 64)), ("tiles", (3, 4))]
+)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("bins", [(1, 1), (3, 4), (32, 64)])
 def test_pools_what_the_dense_map_has(name, bins, way, monkeypatch):
     if way == "tiles":
         monkeypatch.setattr(_pooled.native, "refuses", lambda *given: "tiles are wanted")

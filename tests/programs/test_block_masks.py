@@ -77,8 +77,14 @@ def test_blocks_made_of_a_function_say_what_the_function_says(name, size):
     assert "Block" not in repr(mask)  # the blocks add nothing, and are not looked at again
 
 
-@pytest.mark.parametrize("size", [(8, 8), (16, 8), (5, 7), (64, 64), (1, 3)], ids=str)
-@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (1, HQ), (B, 1), (B, HQ)])
+@pytest.mark.parametrize(
+    ("batch", "heads", "size"),
+    [
+        *((B, HQ, size) for size in ((8, 8), (16, 8), (5, 7), (64, 64), (1, 3))),
+        *((batch, heads, (5, 7)) for batch, heads in ((1, 1), (1, HQ), (B, 1))),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", ["causal", "padding", None])
 def test_blocks_that_say_more_than_their_function(name, batch, heads, size):
     block_mask = random_blocks(batch, heads, size, FUNCTIONS.get(name))

@@ -81,8 +81,10 @@ def whole(run, tmp_path, kept):
     return tmp_path / "whole"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("step", slow_but([1, 3, 4, 5], 1, 4))
+@pytest.mark.parametrize(
+    ("step", "number"),
+    slow_but([(1, signal.SIGTERM), (3, signal.SIGINT), (4, signal.SIGINT), (5, signal.SIGTERM)], (4, signal.SIGINT)),
+)
 def test_a_signal_ends_the_run_after_the_step_and_it_goes_on_from_there(run, whole, step, number):
     notes = at(step, number)
     with pytest.raises(Stopped) as raised:

@@ -99,7 +99,7 @@ def opened(folder, model, config, **settings):
     ],
 )
 def test_no_error_and_no_warning(tmp_path, model, config, settings):
-    report = saccade.verify(opened(tmp_path, model, config, **settings))
+    report = saccade.verify(opened(tmp_path, model, config, **settings), isolated=False)
     assert [finding for finding in report.findings if finding.severity != "note"] == []
     assert report.ok, str(report)
 

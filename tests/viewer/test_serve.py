@@ -438,6 +438,7 @@ def test_silent_connections_leave_room_for_a_page(session, monkeypatch):
         assert len(viewer._server.server_state.connections) <= 7
 
 
+@pytest.mark.slow
 def test_without_descriptors_connections_are_refused_in_silence(tmp_path):
     script = """
 import os, resource, socket, saccade

@@ -115,6 +115,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
+@functools.cache
 def _threads_option() -> Any:
     """`--threads`, an option of all commands that compute; only its callback reads it."""
     app = typer.Typer(add_completion=False)

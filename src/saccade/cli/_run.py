@@ -54,7 +54,7 @@ def _show(usual: Callable[..., None], message: Warning | str, category: type[War
 
 def _run(arguments: Sequence[str] | None, app: typer.Typer) -> int:
     try:
-        status = typer.main.get_command(app).main(arguments, prog_name="saccade", standalone_mode=False)
+        status = _command(app).main(arguments, prog_name="saccade", standalone_mode=False)
         sys.stdout.flush()
         return int(status or 0)
     except typer.Abort:
@@ -77,6 +77,12 @@ def _run(arguments: Sequence[str] | None, app: typer.Typer) -> int:
         else:
             typer.echo(f"saccade: error: {one_line(error)}", err=True)
         return 2
+
+
+@functools.cache
+def _command(app: typer.Typer) -> Any:
+    """The app as click has it: reading annotations takes 40 ms, once for all calls from Python."""
+    return typer.main.get_command(app)
 
 
 def _fixable(error: Exception) -> bool:

@@ -5,11 +5,14 @@ Shape legend: R rows, L length, H heads, D head width.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from saccade.verification._verify_stack import PROBES, Given, messages, stack_report
 
 VOCABULARY, HEADS, HEAD_WIDTH = 47, 3, 8
 WIDTH = HEADS * HEAD_WIDTH
@@ -89,3 +92,11 @@ def found(report, probe: str):
     status = {outcome.name: outcome.status for outcome in report.outcomes}[probe]
     assert status != "n/a", report
     return [finding for finding in report.findings if finding.probe == probe]
+
+
+def probed(probe: str, model, **given):
+    """The findings of one probe, which runs alone: all together call a model a hundred times."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = messages(Given(**{"model": model, **given}), [one for one in PROBES if one.name == probe])
+        return found(stack_report(alone), probe)

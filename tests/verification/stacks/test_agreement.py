@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 
 import torch
-from stacks.layered import Attention, Layered, causal, found
-
-import saccade
+from stacks.layered import Attention, Layered, causal, probed
 
 
 def agreement(model, **more):
-    return found(saccade.verify_stack(model, causal=True, **more), "agreement")
+    return probed("agreement", model, causal=True, **more)
 
 
 def other(model, **changes):

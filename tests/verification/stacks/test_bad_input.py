@@ -74,7 +74,7 @@ def right():
     return {"model": Prints(), "pack": packed}
 
 def wrong():
-    return Dense(), None, lambda documents: {**packed(documents), "attention_mask": None}
+    return Prints(), None, lambda documents: {**packed(documents), "attention_mask": None}
 
 def unknown():
     return {"model": Dense(), "packs": packed}
@@ -86,10 +86,10 @@ def nothing(): ...
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("right", 0, ""),
+        pytest.param("right", 0, "", marks=pytest.mark.slow),
         ("wrong", 1, "Document 1 attends to document 0"),
         ("unknown", 2, "unknown packs"),
-        ("nothing", 2, "no model"),
+        pytest.param("nothing", 2, "no model", marks=pytest.mark.slow),
     ],
 )
 def test_the_command_end_to_end(tmp_path, capsys, name, code, words):

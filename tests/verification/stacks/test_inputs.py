@@ -240,7 +240,7 @@ def with_labels(documents):
 )
 def test_documents_of_an_encoder_decoder_are_its_decoders(given, is_measured):
     """Fails where the encoder reads them: it is not causal, and BART's decoder then reads the same tokens."""
-    sizes = dict(d_model=30, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=37, decoder_ffn_dim=37)
+    sizes = dict(d_model=30, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=37, decoder_ffn_dim=37)
     heads = dict(encoder_attention_heads=3, decoder_attention_heads=3)
     model = transformers.BartForConditionalGeneration(transformers.BartConfig(vocab_size=53, **sizes, **heads))
     report = saccade.verify_stack(model, **given)

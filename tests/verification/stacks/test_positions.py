@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from stacks.layered import Attention, Layered, causal, found
+from stacks.layered import Attention, Layered, causal, probed
 from torch import nn
 
 import saccade
@@ -24,7 +24,7 @@ class QueriesAlone(Rotary):
 
 
 def positions(model):
-    return found(saccade.verify_stack(model, causal=True), "positions")
+    return probed("positions", model, causal=True)
 
 
 def test_right_rotations_are_silent():
@@ -77,7 +77,7 @@ SCALED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rope", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, SCALED])
+@pytest.mark.parametrize("rope", [{"rope_type": "linear", "factor": 4.0}, SCALED])
 def test_scaling_that_is_in_force(rope):
     assert not positions(llama(**rope))
 

@@ -86,14 +86,14 @@ def several(examples):
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=checks)
 
 
-@several(8)
+@several(3)
 @given(PARTS)
 def test_right_stacks_are_silent(parts):
     report = saccade.verify_stack(**parts.stack())
     assert not report.findings, (parts, report)
 
 
-@several(10)
+@several(4)
 @given(st.data())
 def test_one_fault_is_named(data):
     parts = data.draw(PARTS)
@@ -104,14 +104,14 @@ def test_one_fault_is_named(data):
 
 
 @pytest.mark.slow
-@several(150)
+@several(60)
 @given(PARTS)
 def test_many_right_stacks(parts):
     assert not saccade.verify_stack(**parts.stack()).findings
 
 
 @pytest.mark.slow
-@several(200)
+@several(80)
 @given(st.data())
 def test_many_faults(data):
     test_one_fault_is_named.hypothesis.inner_test(data)

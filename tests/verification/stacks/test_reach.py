@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from stacks.dense import VOCABULARY, Dense
-from stacks.layered import Attention, Layered, causal, found, window
+from stacks.layered import Attention, Layered, causal, probed, window
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -16,7 +16,7 @@ import saccade
 
 
 def heads_of(model, **more):
-    return found(saccade.verify_stack(model, causal=True, **more), "reach")
+    return probed("reach", model, causal=True, **more)
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "by hand"])
@@ -81,7 +81,7 @@ def test_sinks_that_have_no_part_in_the_softmax():
 def mistral(width):
     transformers = pytest.importorskip("transformers")
     config = transformers.MistralConfig(
-        vocab_size=47, hidden_size=24, intermediate_size=24, num_hidden_layers=2, num_attention_heads=3,
+        vocab_size=47, hidden_size=24, intermediate_size=24, num_hidden_layers=1, num_attention_heads=3,
         num_key_value_heads=3, head_dim=8, sliding_window=width, max_position_embeddings=8192,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -100,9 +100,9 @@ def test_a_kernel_that_leaves_the_mask_out(width):
         return out.transpose(1, 2).contiguous(), None
 
     transformers.AttentionInterface.register("without_window", kernel)
-    assert not found(saccade.verify_stack(model), "reach")
+    assert not probed("reach", model)
     model.set_attn_implementation("without_window")
-    [finding] = found(saccade.verify_stack(model), "reach")
+    [finding] = probed("reach", model)
     assert finding.where.startswith("model.layers.0.self_attn: layer 0")
     assert ("narrowed" in finding.message) == (width == 4096)
     assert model.config.sliding_window == width

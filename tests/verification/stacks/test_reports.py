@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from stacks.reports.every import CASES
+from stacks.reports.every import CASES, MODULES
 from stacks.reports.model import Model, packed, padded
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
 import saccade
 
 MOST_OTHERS = 2
-PARAMETERS = [
-    pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.report == "planted" else []) for case in CASES
-]
+FAST = [module.CASES[0] for module in MODULES]  # one of each kind
+PARAMETERS = [pytest.param(case, id=case.name, marks=[] if case in FAST else [pytest.mark.slow]) for case in CASES]
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ class Server:
 class Leaks(Server):
     def __init__(self):
         super().__init__()
-        self.model.pairs = lambda length, mask: torch.ones(length, length, dtype=torch.bool).tril(2 * (length > 64))
+        self.model.pairs = lambda length, mask: torch.ones(length, length, dtype=torch.bool).tril(2 * (length > 8))
 
 
 class Drifts(Server):

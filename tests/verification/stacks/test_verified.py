@@ -66,6 +66,7 @@ def test_a_stack_that_nothing_can_test_does_not_pass():
         test_pooled()
 
 
+@pytest.mark.slow
 def test_the_command_verifies_a_decorated_factory_once(tmp_path):
     """It prints the report; the decorator would raise it."""
     from saccade.verification._factory import verify_made

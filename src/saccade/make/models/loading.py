@@ -13,6 +13,7 @@ from torch import nn
 
 from ...operator.variants import MechanismConfig
 from ...support._extras import installing
+from ...support._meta import on_meta
 from ._shortened import shortened
 from .checkpoints.gguf import SUFFIX
 from .checkpoints.hub import folder_of
@@ -179,7 +180,7 @@ def without_weights(folder: Path, stored: Collection[str] = ()) -> Model:
     """
     settings = read_settings(folder)
     settings.stored = frozenset(stored)
-    with torch.device("meta"):
+    with on_meta():
         model = _built(settings, None, None)
         remove_saved(model, settings)
     model.folder = folder
@@ -221,7 +222,7 @@ def _published(
     stored = find_weights(folder)
     settings.stored = frozenset(stored.tensors)
     request = _request(family, settings, mechanism, head, labels)
-    with torch.device("meta"):
+    with on_meta():
         model = family.build(settings, request)
         remove_saved(model, settings)
     model.settings, model.request, model.family, model.folder = settings, request, family, folder
@@ -262,7 +263,7 @@ def _named_dtype(settings: CheckpointSettings) -> torch.dtype | None:
 def _label_axes(model: Model) -> dict[str, int]:
     """Tensors of a head with an axis of labels, and the index of that axis."""
     settings = CheckpointSettings(model.settings.values, model.settings.path, model.settings.stored)
-    with torch.device("meta"):
+    with on_meta():
         wider = model.family.build(settings, dataclasses.replace(model.request, labels=model.request.labels + 1))
     heads = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("head.")}
     return label_axes(heads, wider.state_dict())

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ....operator.nn import KVCache
 from ....operator.nn.stacks import LayerObserver
 from ....operator.variants import MechanismConfig
+from ....support._meta import on_meta
 from ....support._seeding import seeded
 from ....support._whole_file import whole_file
 from .._shortened import shortened
@@ -251,7 +252,7 @@ def _checked_shapes(config: ModelConfig, path: Path) -> DecoderLM:
     if config.layers > len(given):  # building even meta modules takes time
         raise ValueError(f"{problem}: layers is {config.layers}, but the file has {len(given)} tensors")
     try:
-        with torch.device("meta"):
+        with on_meta():
             model = DecoderLM(config)
     except (RuntimeError, OverflowError, TypeError) as error:  # TypeError: a size above int64
         raise ValueError(f"{problem}: {shortened(error)}") from None

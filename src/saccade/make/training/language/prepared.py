@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ....operator.variants._parse import to_json
+from ....support._meta import on_meta
 from ....support._plain_values import parsed_json
 from ...models import DecoderLM, LanguageModel, ModelConfig, Sampling, Tokenizer, generate, save
 from ...models.decoder_lm.checkpoint import CONFIG, WEIGHTS, as_stored, load_own, write_text
@@ -143,7 +144,7 @@ class PreparedLanguageRun(PreparedRun):
 
     def save(self, weights: dict[str, Tensor], name: str) -> None:
         # A new module, since the model in training may be sharded, or newer than these weights.
-        with torch.device("meta"):  # takes no memory, and its initial weights would be replaced
+        with on_meta():  # takes no memory, and its initial weights would be replaced
             model = type(self.lm.model)(self.lm.model.config)
         model.load_state_dict(weights, assign=True)
         save(LanguageModel(model, self.lm.tokenizer), self.run.out, weights=name)
