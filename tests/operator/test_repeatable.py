@@ -143,7 +143,7 @@ def test_threads_do_not_matter_to_auto(size, threads):
     assert_same_bits(*found)
 
 
-@looped("name", ["everything", "relative_both_ways", "bias_matrix"])
+@looped("name", ["everything", "alibi", "relative_both_ways", "bias_matrix", "sink_with_empty_rows"])
 @every_backend
 def test_gradients_of_shared_parameters_are_repeatable(name, backend, threads):
     problem = CASES[name]()
