@@ -211,7 +211,8 @@ struct BackwardRun {
 void check_program(Case& c, uint64_t seed, const Expected& expected) {
     const Bias meant = c.problem.bias;
     if (meant.form == Bias::none || (meant.form == Bias::tensor && meant.type != Type::f32) || !c.problem.length_k) return;
-    ProgramForm form(c);
+    Random choices(~seed);  // not `seed`: its first number has drawn the type already
+    ProgramForm form(c, chance(choices, 0.5) || hides_poison(c));
     if (form.entries.empty()) return;
     const auto compute = [&](int threads) {
         Random random(seed);

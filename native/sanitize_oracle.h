@@ -55,6 +55,7 @@ inline Row row_of(const Case& c, int64_t b, int64_t h, int64_t i) {
         double x = 0;
         for (int64_t d = 0; d < p.width; d++) x += c.query.at(b, h, i, d) * c.key.at(b, h / p.group(), j, d);
         x *= p.scale;
+        if (p.sigmoid) x += x - x;  // of an infinite product NaN, before softcap would bend it to a number
         const double bent = p.softcap ? std::tanh(x / p.softcap) : 0;
         row.keys.push_back(j);
         row.slope.push_back(1 - bent * bent);
@@ -63,7 +64,7 @@ inline Row row_of(const Case& c, int64_t b, int64_t h, int64_t i) {
     }
     if (p.sigmoid) {
         const double n = p.sigmoid.at(b, h, i);
-        for (double& x : row.weight) x = 1 / (1 + n * std::exp(-(x + (x - x))));  // of an infinite logit NaN
+        for (double& x : row.weight) x = 1 / (1 + n * std::exp(-x));
         return row;
     }
     for (double& x : row.weight) sum += x = std::exp(x - top);

@@ -1,7 +1,7 @@
 // A bias as the score program that means the same: a line by distances, a tensor by pairs, keys, rows or neither.
 #pragma once
 
-#include "sanitize_problem.h"
+#include "sanitize_oracle.h"
 #include "score_program.h"
 
 namespace saccade::sanitize {
@@ -28,13 +28,20 @@ class ProgramWriter {
         return number(int64_t(bits));
     }
 
-    // score + entry, and the gradient of the one table at `at`.
-    ScoreProgram sum_with(Operand entry, Operand at, int64_t size, bool in_place) {
+    // score + entry, and the gradient of the one table at `at`. With `hides` an entry of -inf makes -inf of every score, as a
+    // bias does: where(entry == -inf, -inf, score + entry). The sum alone makes NaN of NaN and of inf.
+    ScoreProgram sum_with(Operand entry, Operand at, int64_t size, bool in_place, bool hides) {
         const Operand one = number(1.0f), score{ScoreProgram::pair, 0};
-        const Operand sum = op(ScoreProgram::pair, 0, {score, entry}, 0, ScoreProgram::a_float);
+        Operand result = op(ScoreProgram::pair, 0, {score, entry}, 0, ScoreProgram::a_float), share = one;
+        if (hides) {
+            const Operand none = number(-std::numeric_limits<float>::infinity());
+            const Operand hidden = op(entry.level, 27, {entry, none}, 0, ScoreProgram::a_float);
+            result = op(ScoreProgram::pair, 37, {hidden, none, result}, 0, ScoreProgram::a_float);
+            share = op(entry.level, 37, {hidden, number(0.0f), one}, 0, ScoreProgram::a_float);
+        }
         std::vector<int64_t> all(counts, counts + ScoreProgram::levels);
-        all.insert(all.end(), {1, Bias::Table::f32, sum.level, sum.index, -1, 0, one.level, one.index});
-        all.insert(all.end(), {1, at.level, at.index, one.level, one.index, 0, size, in_place ? -1 : 0, instructions});
+        all.insert(all.end(), {1, Bias::Table::f32, result.level, result.index, -1, 0, share.level, share.index});
+        all.insert(all.end(), {1, at.level, at.index, share.level, share.index, 0, size, in_place ? -1 : 0, instructions});
         all.insert(all.end(), code.begin(), code.end());
         return ScoreProgram(all);
     }
@@ -45,7 +52,21 @@ class ProgramWriter {
     int64_t instructions = 0;
 };
 
-// What stands for the case's bias, which the oracle keeps.
+// Whether a bias of -inf stands at a pair that the mask shows, of a key that is not finite. There a sum is not what a bias is.
+inline bool hides_poison(const Case& c) {
+    const Problem& p = c.problem;
+    for (int64_t b = 0; b < p.batch; b++)
+        for (int64_t h = 0; h < p.heads; h++)
+            for (int64_t j = 0; j < p.length_k; j++) {
+                bool finite = true;
+                for (int64_t x = 0; x < p.width; x++) finite = finite && std::isfinite(c.key.at(b, h / p.group(), j, x));
+                for (int64_t i = 0; i < p.length_q && !finite; i++)
+                    if (c.masking.sees(b, h, i, j) && bias_at(c, b, h, i, j) == -kInfinity) return true;
+            }
+    return false;
+}
+
+// What stands for the case's bias, which the oracle keeps. Python makes no program of a table without entries.
 struct ProgramForm {
     std::unique_ptr<ScoreProgram> code;
     std::vector<float> entries;
@@ -53,7 +74,7 @@ struct ProgramForm {
     std::atomic<bool> outside{false};
     int64_t batch = 0, head = 0;  // not 0: entries of their own
 
-    explicit ProgramForm(const Case& c) {
+    ProgramForm(const Case& c, bool hides) : hides(hides) {
         if (c.problem.bias.form == Bias::line) by_distance(c);
         else by_axes(c);
         tables.push_back({Bias::Table::f32, entries.data(), int64_t(entries.size())});
@@ -69,9 +90,12 @@ struct ProgramForm {
     }
 
   private:
+    const bool hides;
+
     void by_distance(const Case& c) {
         const Bias& line = c.problem.bias;
         entries = c.lines;
+        if (entries.empty()) return;
         ProgramWriter w;
         const auto h = w.op(ScoreProgram::uniform, 66);
         const auto start = w.op(ScoreProgram::uniform, 2, {h, w.number(line.line_length)});
@@ -79,7 +103,7 @@ struct ProgramForm {
         const auto away = w.op(ScoreProgram::distance, 1, {w.op(ScoreProgram::distance, 1, {k, q}), w.number(line.least)});
         const auto at = w.op(ScoreProgram::distance, 0, {start, away});
         const auto entry = w.op(ScoreProgram::pair, 72, {w.op(ScoreProgram::distance, 71, {at})});
-        code = std::make_unique<ScoreProgram>(w.sum_with(entry, at, int64_t(entries.size()), false));
+        code = std::make_unique<ScoreProgram>(w.sum_with(entry, at, int64_t(entries.size()), false, hides));
     }
 
     void by_axes(const Case& c) {
@@ -88,6 +112,7 @@ struct ProgramForm {
             for (int64_t h = 0; h < shape[1]; h++)
                 for (int64_t i = 0; i < shape[2]; i++)
                     for (int64_t j = 0; j < shape[3]; j++) entries.push_back(float(c.bias.at(b, h, i, j)));
+        if (entries.empty()) return;
         batch = shape[0] > 1 || c.problem.batch == 1, head = shape[1] > 1 || c.problem.heads == 1;
         ProgramWriter w;
         const bool rows = shape[2] > 1, keys = shape[3] > 1;
@@ -103,7 +128,7 @@ struct ProgramForm {
             if (keys) at = w.op(ScoreProgram::key, 0, {at, w.op(ScoreProgram::key, 68)});
             entry = w.op(at.level, 71, {at});
         }
-        code = std::make_unique<ScoreProgram>(w.sum_with(entry, at, int64_t(entries.size()), rows && keys));
+        code = std::make_unique<ScoreProgram>(w.sum_with(entry, at, int64_t(entries.size()), rows && keys, hides));
     }
 };
 

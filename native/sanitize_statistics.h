@@ -111,7 +111,8 @@ template <class Judge> class StatisticsCheck {
         if (row.keys.empty() ? at != -1 : at < 0 || at >= p.length_k) return judge.fault("largest_at", double(at), -1, 0);
         if (!row.keys.empty()) judge.near("weight of largest_at", run.number(Statistics::largest, place), weight[at], 1);
         std::vector<double> sorted;
-        for (const int64_t j : row.keys) sorted.push_back(weight[j]);
+        for (const int64_t j : row.keys)
+            if (weight[j] > 0) sorted.push_back(weight[j]);  // one of 0 has a logit of -inf, which names no key
         std::sort(sorted.rbegin(), sorted.rend());
         for (int64_t n = 0; n < run.top; n++) {
             const float got = run.top_weights[place * run.top + n];
