@@ -77,7 +77,8 @@ template <class T> SACCADE_INLINE void block_as_bytes(const T* x, int64_t width,
     block.scale = std::max(greatest(high) / 255 + below / 255, FLT_MIN);
     const float inverse = 1 / block.scale;
     constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds
-    block.zero = below * inverse + magic - magic;
+    // In the same instruction as the numbers: the least becomes 0 and no byte is negative, however this is compiled.
+    block.zero = fused(splat(below), splat(inverse), splat(magic))[0] - magic;
     const vf shift = splat(magic + block.zero);
     for (int64_t k = 0; k < width; k += lanes) {
         const vf part = load_as_float(x + k, width - k);

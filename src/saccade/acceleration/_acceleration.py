@@ -184,11 +184,10 @@ def accelerate(
             the weights of its linear layers. They are made at the first call, and again after a weight has changed or
             was replaced. The guide says which writes PyTorch does not count, and how soon those are noticed.
         weights: "bfloat16" has linear layers read weights rounded to bfloat16 (relative 2^-9) and multiply in float32:
-            half the bytes, which is what a step of decoding costs. "int8" has them read a copy in 8 bits with a scale
-            for each output, and activations as bytes with a scale and a zero for each row; sums are exact (int32). On
-            processors with AVX512_VNNI products are 3.5 to 4 times as fast as in float32 (the guide has errors and
-            figures). Gradients reach inputs and biases; a backward pass to such a weight raises an error. None: as they
-            are.
+            half the bytes, which is what a step of decoding costs. "int8" has them read a copy in 8 bits, with a scale
+            for each block of 128 weights, and activations as bytes with a scale and a zero for each block of 128; sums
+            are exact (int32). On processors with AVX512_VNNI such products are 3 to 3.4 times as fast as in float32.
+            Gradients reach inputs and biases; a backward pass to such a weight raises an error. None: as they are.
         keep_weights: False keeps only the packed copies, so that memory does not grow. Meanwhile weights read as NaN,
             and `state_dict()` and gradients raise an error. They are put back bit for bit at the end. Shared weights
             and those of `nn.MultiheadAttention` stay as they are then.

@@ -18,9 +18,6 @@ from ._self_attention import FusedSelfAttention
 from ._structure import has_own_forward
 from ._tokens import mixes_tokens
 
-_STEP = (
-    2**17
-)  # terms whose rounding is 1/16, as in bfloat16: what comes before a product in 8 bits may be rounded by a step
 _ACTIVATIONS = F.gelu, F.relu, F.silu, torch.relu
 
 
@@ -50,9 +47,8 @@ def fused_layers(model: nn.Module, weights: str | None) -> list[FusedLayer]:
         if layer is not None:
             found.append(layer)
     _join(model, found, linears)
-    if weights == "int8":
-        for layer in found:
-            layer.longest = max(layer.longest, _STEP)
+    for layer in found:
+        layer.rounds = weights == "int8"
     return found
 
 

@@ -55,9 +55,11 @@ class FusedLayer(ReplacedMethod):
         state: "no call for it yet", "taken", or why not.
         refused: of the last call that could not be taken, why; None if there was none.
         longest: terms of the longest sum that an entry of the output is.
+        rounds: whether products inside are in 8 bits.
     """
 
     kind: ClassVar[str]
+    rounds = False
 
     def __init__(self, name: str, module: nn.Module):
         super().__init__(module)

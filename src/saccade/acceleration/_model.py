@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..operator._backends.native import _kernels
-from ..operator._products import LARGE, Product
+from ..operator._backends.native._run import is_plain
+from ..operator._products import LARGE, Product, fits_int8
 from ._finding import fused_layers
 from ._fused_layers import PROVED, FusedLayer, FusedLinear, is_replacement
+from ._linears import PackedLinear
 from ._padded import PaddedLayer
 from ._self_attention import FusedSelfAttention
 
@@ -34,10 +37,17 @@ class AcceleratedModel:
         self.model, self.weights, self.keep = model, weights, keep_weights
         self.layers: list[FusedLayer] = []
         self._own: list[Product] = []  # of Saccade's linear layers, in 8 bits
+        self.rounded_own = 0  # how many of them are large enough
+        self.left: Counter[str] = Counter()  # large linear layers that are not in 8 bits, by the reason
         self._refusing: Any = None
 
     def install(self) -> None:
-        """Replace the calls of the modules. RuntimeError if the model is accelerated already."""
+        """Replace the calls of the modules.
+
+        Raises:
+            RuntimeError: the model is accelerated already.
+            ValueError: a weight that is to be in 8 bits is not finite.
+        """
         if is_accelerated(self.model):
             raise RuntimeError("model: it is accelerated already")
         self.layers = fused_layers(self.model, self.weights)
@@ -68,27 +78,42 @@ class AcceleratedModel:
                 layer.padded.forget()
         for product in self._own:
             product.weights = None
+        for product in (*self._own, *(linear.product for _, linear in self._linears())):
             product.rounded.clear()
         self._own = []
 
+    def _linears(self) -> Iterator[tuple[str, PackedLinear]]:
+        """The linear layers that are computed here, with the names of their weights."""
+        for layer in self.layers:
+            if isinstance(layer, FusedLinear):
+                yield f"{layer.name}.weight", layer.linear
+            elif isinstance(layer, FusedSelfAttention):
+                yield f"{layer.name}.in_proj_weight", layer.projection
+                yield f"{layer.name}.out_proj.weight", layer.output
+
     def _round(self) -> None:
         """Round all weights to 8 bits now, so that those which cannot be are named before anything is computed."""
+        taken = {layer.module for layer in self.layers if isinstance(layer, FusedLinear)}
         for name, module in self.model.named_modules():
             weight, product = getattr(module, "weight", None), getattr(module, "product", None)
             if isinstance(product, Product):
                 product.weights = "int8"
                 self._own.append(product)
-                if isinstance(weight, Tensor) and weight.numel() >= LARGE:
-                    self._rounded(name, product, weight)
-        for layer in self.layers:
-            if isinstance(layer, FusedLinear):
-                self._rounded(layer.name, layer.linear.product, layer.linear.weight)
+            if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.numel() < LARGE:
+                continue
+            fits = is_plain(weight) and fits_int8(weight)
+            if isinstance(product, Product) and fits:
+                self.rounded_own += 1
+                _round_one(f"{name}.weight", product, weight)
+            elif isinstance(module, nn.Linear) and module not in taken and not self._is_inside(module):
+                why = "their forward is not nn.Linear's, or who holds them is unknown" if fits else _kind(weight)
+                self.left[f"not in int8: {why}"] += 1
+        for name, linear in self._linears():
+            _round_one(name, linear.product, linear.weight)
 
-    def _rounded(self, name: str, product: Product, weight: Tensor) -> None:
-        try:
-            product.in_int8(weight)
-        except ValueError:
-            raise ValueError(f"model: {name}.weight holds NaN or infinities, which int8 cannot hold") from None
+    def _is_inside(self, module: nn.Module) -> bool:
+        """Whether fused attention computes the layer as its own part."""
+        return any(isinstance(layer, FusedSelfAttention) and module is layer.output.module for layer in self.layers)
 
     def _drop(self) -> None:
         """Drop the weights that a single linear layer reads, and keep their packed copies."""
@@ -105,8 +130,9 @@ class AcceleratedModel:
         """Lines of the report: accelerated modules by kind, and the others with the reason."""
         taken = Counter(layer.kind for layer in self.layers if layer.state == PROVED)
         lines = [f"{count:8}  {kind}" for kind, count in taken.items()]
-        if self._own:
-            lines.append(f"{len(self._own):8}  linear layers of Saccade's own, in int8")
+        if self.rounded_own:
+            lines.append(f"{self.rounded_own:8}  linear layers of Saccade's own, in int8")
+        lines += [f"{count:8}  linear layers {why}" for why, count in self.left.items()]
         left = Counter((layer.kind, layer.status()) for layer in self.layers if layer.state != PROVED)
         return lines + [f"{count:8}  {kind}: {state}" for (kind, state), count in left.items()]
 
@@ -124,8 +150,27 @@ class AcceleratedModel:
 
 
 def is_accelerated(model: nn.Module) -> bool:
-    """Whether calls of the model's modules are replaced."""
-    return any(is_replacement(held) for module in model.modules() for held in vars(module).values())
+    """Whether calls of the model's modules are replaced, or its products in 8 bits."""
+    return any(
+        is_replacement(held) or (isinstance(held, Product) and held.weights is not None)
+        for module in model.modules()
+        for held in vars(module).values()
+    )
+
+
+def _round_one(name: str, product: Product, weight: Tensor) -> None:
+    try:
+        product.in_int8(weight)
+    except ValueError:
+        raise ValueError(f"model: {name} holds NaN or infinities, which int8 cannot hold") from None
+
+
+def _kind(weight: Tensor) -> str:
+    if not is_plain(weight):
+        return f"weights are no plain tensors of a CPU ({weight.device.type})"
+    if weight.is_inference():
+        return "weights were made in inference mode, where writes are not counted"
+    return f"weights are {str(weight.dtype).removeprefix('torch.')}"
 
 
 def _joined(names: list[str]) -> str:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..operator import _observers
 from ..operator._backends.native._run import interrupted, is_plain
 from ..operator._derived import Snapshot, state
+from ..operator._products import unrounded
 from ._effects import CHANGES, Effects, same_random_numbers
 from ._fused_layers import ARGUMENTS, GRADIENTS, INTERRUPTED, NOT_CALLED, PROVED, FusedLayer, is_replacement
 from ._proof import same
@@ -210,13 +211,23 @@ class PaddedLayer(FusedLayer):
         if out is None:
             return self.plain(*args, **kwargs) if self.state == PROVED else self._whole(args, kwargs)
         new = self._new_size(*self._size(tokens))  # for which it may have another rule, and its row has another length
-        if not (self._due() or new) or same(out[0], tokens.take(self._first(self._again(args, kwargs))), self.longest):
+        if not (self._due() or new) or self._same_again(given, args, kwargs):
             whole = self.stack.put(out[0], given, self.plain)
         else:
-            whole = self._first(self._again(*self._with_padding(args, kwargs)))
-            self._prove_again(out[0], tokens.take(whole), new)
+            args, kwargs = self._with_padding(args, kwargs)
+            whole = self._first(self._again(args, kwargs))
+            with unrounded():
+                row, exact = self._of_tokens(given, self.plain), self._first(self._again(args, kwargs))
+                self._prove_again(out[0] if row is None else row[0], tokens.take(exact), new)
             self.stack.whole.add(self)
         return (whole, *out[1]) if out[2] else whole
+
+    def _same_again(self, given: PackedArguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        with THREAD.held.uncounted(), unrounded():
+            row = self._of_tokens(given, self.plain)
+            return row is not None and same(
+                row[0], given.tokens.take(self._first(self._again(args, kwargs))), self.longest
+            )
 
     def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's original output, which may depend on padding."""
@@ -239,8 +250,8 @@ class PaddedLayer(FusedLayer):
             self._refuse("is proved by a padded batch of two texts or more, with more or fewer tokens than its length")
             return expected
         if self.state == NOT_CALLED:
-            with THREAD.held.uncounted(), same_random_numbers():
-                self._compare(given, expected)
+            with THREAD.held.uncounted(), same_random_numbers(), unrounded():
+                self._compare(given, self.plain(*args, **kwargs) if self.rounds else expected)
         if self.state == PROVED:
             self._proved_for = len(given.tokens.places)
             self._settle(*self._size(given.tokens))

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..operator._products import unrounded
 from ._fused_layers import ARGUMENTS, DROPOUT, NOT_CALLED, PROVED, REPLACED, FusedLayer
 from ._linears import PackedLinear
 
@@ -39,13 +40,19 @@ class FusedSelfAttention(FusedLayer):
             out = None
         if out is not None and self.state == PROVED and not self._due():
             return out, None
-        if out is not None and self.state == PROVED:
-            return self._prove_again(out, self._again(args, kwargs)), None
         if out is None:
             return self.plain(*args, **kwargs)
+        exact = out
+        if self.rounds:  # the module itself is not in 8 bits
+            with unrounded():
+                exact = self._computed(*args, **kwargs)  # type: ignore[assignment]
+        if self.state == PROVED:
+            proved = self._prove_again(exact, self._again(args, kwargs))
+            return (out if proved is exact else proved), None
         expected = self._observed(args, kwargs)
-        if self.state == NOT_CALLED and self._accept(out, expected):
+        if self.state == NOT_CALLED and self._accept(exact, expected):
             self._settle()
+            return (out, None) if self.rounds else expected
         return expected
 
     def parts(self) -> list[nn.Module]:

@@ -20,6 +20,7 @@ from ._backends.native import _kernels
 PANEL = 1 if _kernels.module is None else _kernels.module.int8_panel  # features
 BLOCK = 1 if _kernels.module is None else _kernels.module.int8_block  # terms
 DTYPES = torch.float32, torch.bfloat16  # of activations
+_AT_ONCE = 16  # panels
 _LARGEST = 127  # -128 is left out, so that W and -W become the same numbers
 
 
@@ -51,16 +52,21 @@ def int8_weight(weight: Tensor) -> Int8Weight:
         ValueError: W holds NaN or infinities.
     """
     features, width = weight.shape
-    rows, columns, terms = -features % PANEL, -width % BLOCK, width + -width % 4
-    blocks = F.pad(weight.detach().float(), (0, columns, 0, rows)).unflatten(1, (-1, BLOCK))  # (64 P, N, 128)
-    largest = blocks.abs().amax(2, keepdim=True)
-    if not bool(largest.isfinite().all()):
-        raise ValueError("weight: expected finite numbers, because int8 has neither NaN nor infinity")
-    scale = (largest / _LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
-    q = (blocks / scale).round_().clamp_(-_LARGEST, _LARGEST)
-    scales = torch.stack((scale[:, :, 0], q.sum(2)), 1).unflatten(0, (-1, PANEL)).permute(0, 3, 2, 1)
-    packed = q.flatten(1)[:, :terms].to(torch.int8).view(-1, PANEL, terms // 4, 4).transpose(1, 2)
-    return Int8Weight(packed.contiguous(), scales.contiguous(), features, width)
+    blocks, panels, terms = -(-width // BLOCK), -(-features // PANEL), width + -width % 4
+    packed = torch.empty(panels, terms // 4, PANEL, 4, dtype=torch.int8)
+    scales = torch.empty(panels, blocks, 2, PANEL)
+    for first in range(0, panels, _AT_ONCE):  # of a large weight not all is in float32 at once
+        some = slice(first, first + _AT_ONCE)
+        rows = weight.detach()[first * PANEL : (first + _AT_ONCE) * PANEL].float()
+        parts = F.pad(rows, (0, -width % BLOCK, 0, -len(rows) % PANEL)).unflatten(1, (-1, BLOCK))  # (64 P, N, 128)
+        largest = parts.abs().amax(2, keepdim=True)
+        if not bool(largest.isfinite().all()):
+            raise ValueError("weight: expected finite numbers, because int8 has neither NaN nor infinity")
+        scale = (largest / _LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+        q = (parts / scale).round_().clamp_(-_LARGEST, _LARGEST)
+        scales[some] = torch.stack((scale[:, :, 0], q.sum(2)), 1).unflatten(0, (-1, PANEL)).permute(0, 3, 2, 1)
+        packed[some] = q.flatten(1)[:, :terms].to(torch.int8).view(-1, PANEL, terms // 4, 4).transpose(1, 2)
+    return Int8Weight(packed, scales, features, width)
 
 
 def multiply_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None, quads: bool = True) -> Tensor:
@@ -94,6 +100,21 @@ def multiply_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None, quads: boo
     return out.view(*x.shape[:-1], weight.features)
 
 
+class _Untrained(torch.autograd.Function):
+    """A weight that a backward pass must not reach."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, d_weight: Tensor) -> Tensor:
+        raise RuntimeError(
+            "weights: int8 weights cannot be trained, because their numbers are rounded. Freeze them with "
+            "requires_grad_(False), as adapters do, or leave the block to train the model as it is"
+        )
+
+
 class _Int8Product(torch.autograd.Function):
     """The product, and its gradients with respect to x, by the weight that the integers stand for, and b."""
 
@@ -105,13 +126,11 @@ class _Int8Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         to_x, to_weight, to_bias, _ = ctx.needs_input_grad
-        if to_weight:
-            raise RuntimeError(
-                "weights: int8 weights cannot be trained, because their numbers are rounded. Freeze them with "
-                "requires_grad_(False), as adapters do, or leave the block to train the model as it is"
-            )
-        dx = (d_out.float() @ ctx.rounded.dense()).to(d_out.dtype) if to_x else None
-        return dx, None, d_out.flatten(0, -2).sum(0) if to_bias else None, None
+        rounded: Int8Weight = ctx.rounded
+        dx = (d_out.float() @ rounded.dense()).to(d_out.dtype) if to_x else None
+        # Whoever asks for the weight's gradient gets an error, not these zeros.
+        nothing = d_out.new_zeros(()).expand(rounded.features, rounded.width) if to_weight else None
+        return dx, nothing, d_out.reshape(-1, rounded.features).sum(0) if to_bias else None, None
 
 
 def int8_product(x: Tensor, weight: Tensor, bias: Tensor | None, rounded: Int8Weight) -> Tensor:
@@ -119,6 +138,7 @@ def int8_product(x: Tensor, weight: Tensor, bias: Tensor | None, rounded: Int8We
     if torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        out: Tensor = _Int8Product.apply(x, weight, bias, rounded)
+        guarded = _Untrained.apply(weight) if weight.requires_grad else weight
+        out: Tensor = _Int8Product.apply(x, guarded, bias, rounded)
         return out
     return multiply_int8(x, rounded, bias)

@@ -8,8 +8,10 @@ Shape legend: ... any axes, R rows, E width, F features.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -80,7 +82,8 @@ class Product:
             joined: what the product is added to or multiplied with, (..., F).
         """
         large = weight.numel() >= LARGE
-        if self.weights == "int8" and large and fits_int8(weight) and _plain(x, weight) and fits(bias, weight):
+        in_int8 = self.weights == "int8" and large and not _THREAD.unrounded
+        if in_int8 and fits_int8(weight) and _plain(x, weight) and fits(bias, weight):
             return finished(int8_product(x, weight, bias, self.in_int8(weight, x)), activation, joined)
         if (large or self.users) and _plain(x, weight) and fits(bias, weight):
             if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or _differentiable(bias, joined)):
@@ -140,6 +143,24 @@ class Product:
 
     def __reduce__(self) -> Any:
         return Product, ()
+
+
+class _ThreadState(threading.local):
+    unrounded = False
+
+
+_THREAD = _ThreadState()
+
+
+@contextlib.contextmanager
+def unrounded() -> Iterator[None]:
+    """A block in which this thread's products read weights as they are, for proofs that two ways are the same: what
+    differs in the last bit before a product in 8 bits may differ by a step of 255 in it."""
+    before, _THREAD.unrounded = _THREAD.unrounded, True
+    try:
+        yield
+    finally:
+        _THREAD.unrounded = before
 
 
 def fits_int8(weight: Tensor) -> bool:

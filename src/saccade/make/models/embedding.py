@@ -5,6 +5,7 @@ Shape legend: N texts, T tokens of a row, E width of the model, D dimension of a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from .transformers_model import TransformersModel
 TOKENS = 4096  # of a row, by default
 CHUNK = 4096  # texts that are sorted and packed together; more would only use more memory
 _MANY = 1000  # number of tokens that justifies packing weights
+_ROUNDING = threading.Lock()  # a model is in 8 bits for one thread at a time
 
 Progress = Callable[[int, int], None]
 
@@ -69,7 +71,7 @@ class Embedder:
         vectors: np.ndarray | None = None
         # Packing weights is worth its cost from some hundred tokens on.
         count = sum(map(len, ids))
-        with _reading(self.model), self._packed(count):
+        with _ROUNDING if self.weights else nullcontext(), _reading(self.model), self._packed(count):
             for batch in batches([len(row) for row in ids], self.tokens_per_batch):
                 rows = self._vectors([ids[n] for n in batch]).float().cpu().numpy()
                 if vectors is None:
@@ -135,8 +137,8 @@ def embed(
             None: as in the files.
         normalize: whether to normalise vectors to length 1; None: as in the files.
         tokens_per_batch: maximum number of tokens in a row, unless a single text is longer.
-        weights: "int8" has linear layers of 2^15 weights and more multiply in 8 bits, as in `saccade.accelerate`; None:
-            as they are.
+        weights: "int8" has linear layers of 2^15 weights and more multiply in 8 bits, as in `saccade.accelerate`. Each
+            call rounds them first, which takes as long as some 1,000 tokens. None: as they are.
         progress: `progress(done, total)`, called after every row with numbers of texts.
 
     Returns:
@@ -146,6 +148,7 @@ def embed(
         TypeError: not a list of texts, or not a text model.
         ValueError: an empty list, unknown pooling or weights, an unsupported step in the files.
         FileNotFoundError: no such model, or no tokenizer files.
+        RuntimeError: `weights` for a model that is accelerated already.
 
     Example:
         >>> import tempfile, transformers, saccade

@@ -240,8 +240,10 @@ class TransformersModel(Model):
         if torch.compiler.is_compiling():
             yield
             return
-        many = tokens >= _MANY or weights is not None
-        whole = many and not torch.is_grad_enabled() and not is_accelerated(self.module)
+        taken = is_accelerated(self.module)
+        if taken and weights is not None:
+            raise RuntimeError(f"weights: the model is accelerated already; {weights!r} needs a block of its own")
+        whole = weights is not None or (tokens >= _MANY and not torch.is_grad_enabled() and not taken)
         run = accelerate(self.module, weights=weights) if whole else accelerate()
         with run:
             yield
