@@ -182,6 +182,7 @@ MORE: dict[str, dict[str, Any]] = {
     "reformer": {
         "axial_pos_embds": False,
         "attn_layers": ["local", "lsh"],
+        "max_position_embeddings": 128,  # it pads to whole chunks of 64
         "attention_head_size": 8,
         "is_decoder": False,
     },
@@ -239,13 +240,14 @@ EXPLAINED_STACKS: dict[str, set[str]] = {
     "blt": {"batch", "packing", "cache"},
     "convbert": {"batch"},
     "cpmant": {"causality", "batch", "cache"},
-    "encoder-decoder": {"causality"},
+    "encoder-decoder": {"causality", "source"},
     "falcon": {"packing"},
     "funnel": {"batch"},
     "git": {"cache"},
     "gpt_oss": {"packing"},
     "mobilebert": {"batch"},
     "moshi": {"cache", "reach"},
+    "mra": {"reach"},
     "nemo_speechlm": {"cache"},
     "nemotron_h": {"cache"},
     "nystromformer": {"batch"},
