@@ -8,6 +8,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -579,6 +580,86 @@ int64_t int8_product(Pointer x, Pointer weight, Pointer scales, Pointer bias, Po
     return taken ? set.int8_product_quads(call) : set.int8_product(call);
 }
 
+// The fields of one layer of a step, in the order in which `step` reads them.
+class StepFields {
+  public:
+    StepFields(const std::vector<int64_t>& numbers, const std::vector<double>& reals) : numbers(numbers), reals(reals) {}
+    void end() const { if (number != numbers.size() || real != reals.size()) refuse("a step with other fields"); }
+
+    int64_t next() { return number < numbers.size() ? numbers[number++] : (refuse("a step with other fields"), 0); }
+    float next_real() { return real < reals.size() ? (float)reals[real++] : (refuse("a step with other fields"), 0.0f); }
+    template <class P> const P* address() { return reinterpret_cast<const P*>(next()); }
+
+    StepMatrix matrix() {
+        StepMatrix matrix;
+        matrix.kind = (StepMatrix::Kind)next(), matrix.features = next();
+        matrix.weight = address<void>(), matrix.bias = address<void>(), matrix.scales = address<float>();
+        return matrix;
+    }
+
+    StepNorm norm() {
+        StepNorm norm;
+        norm.kind = (StepNorm::Kind)next(), norm.weight = address<void>(), norm.bias = address<void>();
+        norm.eps = next_real(), norm.plus = next_real();
+        return norm;
+    }
+
+    Output output() {
+        Output output;
+        output.data = const_cast<void*>(address<void>());
+        output.batch = next(), output.head = next(), output.row = next();
+        return output;
+    }
+
+  private:
+    const std::vector<int64_t>& numbers;
+    const std::vector<double>& reals;
+    size_t number = 0, real = 0;
+};
+
+// `layers`: the numbers of each layer, and those of the last norm; `reals`: their floats. Rows that were not finite.
+int64_t step(Pointer x, Pointer out, int64_t items, int64_t width, int type, const std::vector<int64_t>& held,
+             const std::vector<std::vector<int64_t>>& layers, const std::vector<std::vector<double>>& reals, int threads) {
+    if (items < 1 || width < 1 || (int64_t)held.size() != items || layers.empty() || layers.size() != reals.size() || threads < 1 ||
+        (type != (int)Type::f32 && type != (int)Type::bf16) || *std::min_element(held.begin(), held.end()) < 1)
+        refuse("a step of such sizes");
+    if (!x || !out) refuse("a step has no memory");
+    Step call;
+    std::vector<StepLayer> read(layers.size() - 1);
+    for (size_t n = 0; n < read.size(); n++) {
+        StepFields f(layers[n], reals[n]);
+        StepLayer& layer = read[n];
+        for (StepNorm* norm : {&layer.attention_norm, &layer.query_norm, &layer.key_norm, &layer.after_attention,
+                               &layer.feed_forward_norm, &layer.after_feed_forward})
+            *norm = f.norm();
+        for (StepMatrix* matrix : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.up, &layer.gate, &layer.down})
+            *matrix = f.matrix();
+        for (int64_t* size : {&layer.heads, &layer.kv_heads, &layer.width, &layer.value_width, &layer.hidden, &layer.window})
+            *size = f.next();
+        layer.cos = f.address<float>(), layer.sin = f.address<float>(), layer.cos_stride = f.next(), layer.pairs = f.next();
+        layer.sink = f.address<float>();
+        layer.key_cache = f.output(), layer.value_cache = f.output();
+        layer.activation = (StepLayer::Activation)f.next(), layer.parallel = f.next(), layer.interleaved = f.next();
+        layer.scale = f.next_real(), layer.softcap = f.next_real();
+        f.end();
+        const int64_t joined = layer.key.features ? layer.heads * layer.width : layer.projected();
+        if (layer.kv_heads < 1 || layer.heads % layer.kv_heads || layer.query.features != joined || !layer.key_cache.data ||
+            !layer.value_cache.data || layer.output.features != width || (layer.down.features && layer.down.features != width) ||
+            (layer.down.features && layer.up.features != layer.hidden && layer.up.features != 2 * layer.hidden) ||
+            (layer.gate.features && layer.gate.features != layer.hidden) || 2 * layer.pairs > layer.width)
+            refuse("a step with a layer of such sizes");
+    }
+    StepFields last(layers.back(), reals.back());
+    call.norm = last.norm();
+    last.end();
+    call.items = items, call.width = width, call.type = (Type)type, call.threads = threads, call.held = held.data();
+    call.layers = read.data(), call.layer_count = read.size(), call.quads = sums_quads();
+    call.x = reinterpret_cast<const void*>(x), call.out = reinterpret_cast<void*>(out);
+    const Kernels& set = kernels();
+    nb::gil_scoped_release released;
+    return set.step(call);
+}
+
 std::vector<uint64_t> digests_of(Pointer memory, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int64_t period, int64_t first,
                                  int64_t count, int threads) {
     if (rows < 0 || row_bytes < 0 || stride_bytes < 0 || period < 1 || first < 0 || count < 1 || threads < 1)
@@ -624,6 +705,7 @@ NB_MODULE(_native, module) {
     module.attr("int8_block") = kInt8Block;
     module.def("sums_quads", [] { return kernels().int8_product_quads && sums_quads(); },
                "Whether the set in use sums four products of bytes in one instruction.");
+    module.def("step", &saccade::step, "A step of decoding; see native/call.h.");
     module.attr("most_rows") = kFewRows;
     module.attr("most_ordered_rows") = kOrderedRows;
     module.def("mkl_at_half", &saccade::mkl_at_half, "Whether MKL leaves half of this processor idle; see native/dispatch.h.");

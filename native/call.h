@@ -303,6 +303,54 @@ struct Int8Product {
     void* out = nullptr;
 };
 
+// A weight W (F, E) of a step, and its bias (F,) of the step's type, or null. `scales`: of int8, as in Int8Product.
+struct StepMatrix {
+    enum Kind : int { f32 = 0, bf16 = 1, int8 = 2 } kind = f32;
+    int64_t features = 0;  // F; 0: there is none
+    const void *weight = nullptr, *bias = nullptr;
+    const float* scales = nullptr;
+};
+
+// (x - mean) / sqrt(variance + eps), or x / sqrt(mean(x^2) + eps), times plus + weight, + bias; both of the step's type or null.
+struct StepNorm {
+    enum Kind : int { none = 0, rms = 1, layer = 2 } kind = none;
+    const void *weight = nullptr, *bias = nullptr;
+    float eps = 0, plus = 0;
+};
+
+// A block of a decoder, its norms first: x + after(attention(norm(x))), and the same of the feed-forward layer. `parallel`:
+// both are added to x at once; the feed-forward layer reads its own norm of x, or that of attention where it has none.
+struct StepLayer {
+    enum Activation : int { gelu = 0, gelu_tanh = 1, relu = 2, silu = 3 };
+
+    StepNorm attention_norm, query_norm, key_norm, after_attention, feed_forward_norm, after_feed_forward;
+    StepMatrix query, key, value, output, up, gate, down;  // query: of all three where there is no key; up: gate and up, F each
+    int64_t heads = 0, kv_heads = 0, width = 0, value_width = 0, hidden = 0;
+    int64_t window = 0;  // keys that a query sees, its own among them; 0: all
+    const float *cos = nullptr, *sin = nullptr;  // (pairs,) of each item, `cos_stride` numbers apart
+    int64_t cos_stride = 0, pairs = 0;
+    const float* sink = nullptr;         // (Hq,), or null
+    Output key_cache, value_cache;       // of the step's type; the new token's slot, held - 1, is written
+    float scale = 1, softcap = 0;
+    Activation activation = gelu;
+    bool parallel = false, interleaved = false;
+
+    int64_t projected() const { return heads * width + kv_heads * (width + value_width); }
+};
+
+// One token of each item through `layers` and a last norm: x, out (R, E) of `type`, f32 or bf16.
+struct Step {
+    int64_t items = 0, width = 0, layer_count = 0;  // R, E
+    Type type = Type::f32;
+    int threads = 1;
+    bool quads = false;  // AVX512_VNNI is there
+    const StepLayer* layers = nullptr;
+    StepNorm norm;
+    const int64_t* held = nullptr;  // (R,): tokens of each item, the new one among them
+    const void* x = nullptr;
+    void* out = nullptr;
+};
+
 // What one instruction set offers. Every kernel gives the same bits for any number of threads and any batch mates.
 struct Kernels {
     const char* name = nullptr;  // "baseline"; "avx2", "avx512", "avx512_bf16"; "neon", "neon_bf16"
@@ -320,6 +368,7 @@ struct Kernels {
     void (*few_rows)(const FewRows&);
     int64_t (*int8_product)(const Int8Product&);
     int64_t (*int8_product_quads)(const Int8Product&);  // by AVX512_VNNI: null where the set cannot have it
+    int64_t (*step)(const Step&);  // rows of its products in int8 that were not finite: then out is of no use
     void (*exp2)(const float* from, float* to, int64_t count);  // the kernels' own exponential, for tests
     // The limits of the machine, for the benchmark: multiplications and additions done (2 per lane and FMA) in about
     // `milliseconds` of nothing else, per thread, summed over threads, as FLOP/s; and bytes/s of reading.

@@ -15,6 +15,7 @@
 #include "peak.h"
 #include "pooled.h"
 #include "statistics.h"
+#include "step.h"
 #include "weight_tile.h"
 
 namespace saccade {
@@ -44,6 +45,7 @@ constexpr Kernels table(const char* name) {
 #if defined(__AVX512F__)
     kernels.int8_product_quads = int8_product_quads;
 #endif
+    kernels.step = step;
     kernels.exp2 = exp2_all;
     kernels.peak_f32 = peak_f32;
     kernels.peak_bf16 = peak_bf16;

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..operator.nn.norm import RMSNorm
 from ._fused_layers import Activated, FusedFeedForward, FusedLayer, FusedLinear, Gated, Residual, TorchFeedForward
 from ._joined_projections import JoinedProjections, joinable
 from ._linears import PackedLinear, activation_of, large
@@ -142,11 +143,11 @@ def _activated(name: str, module: nn.Module, parts: list[PackedLinear], activati
 
 
 def _norm(name: str, module: nn.Module) -> FusedLayer | None:
-    """A fused RMS norm for a module, not PyTorch's, with one weight per feature and an epsilon; otherwise None."""
+    """A fused RMS norm for a module, not PyTorch's nor ours, with one weight per feature and an epsilon; otherwise None."""
     weights = list(module.parameters())
     names = ("variance_epsilon", "eps", "epsilon")
     eps = next((name for name in names if isinstance(getattr(module, name, None), float)), None)
-    if type(module).__module__.startswith("torch.") or eps is None or len(weights) != 1 or module._buffers:
+    if type(module).__module__.startswith("torch.") or isinstance(module, RMSNorm) or eps is None or len(weights) != 1 or module._buffers:
         return None
     own = isinstance(getattr(module, "weight", None), Tensor) and weights[0].dim() == 1
     return RootMeanSquare(name, module, eps) if own else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -39,6 +40,9 @@ _BLOCKS = 512, 1024  # terms that oneDNN adds one by one before it adds their su
 _SIDE = 16  # of the unit matrix, see `_ordered`
 _ROWS = 64  # a layout chosen for fewer rows is slower for many, and one for many as fast for few
 
+_LOOK = 8
+_TURNS = itertools.count()
+
 _HARMLESS = DeviceContext, _observers.PassiveMode
 
 Joined = tuple[Literal["add", "mul"], Tensor]
@@ -65,6 +69,7 @@ class Product:
         self.weights: str | None = None  # "int8", or as they are
         self.rounded: Derived[Int8Weight] = Derived()
         self.copy: Derived[Tensor] = Derived()  # the packed weight
+        self._calls = next(_TURNS)  # so that not all products look at their weights in the same step
         self.blocks: dict[tuple[Any, ...], int] = {}  # of shape, strides and activation: see `_block`
 
     def __call__(
@@ -82,7 +87,7 @@ class Product:
             joined: what the product is added to or multiplied with, (..., F).
         """
         large = weight.numel() >= LARGE
-        in_int8 = self.weights == "int8" and large and not _THREAD.unrounded
+        in_int8 = large and reads_integers(self)
         if in_int8 and fits_int8(weight) and _plain(x, weight) and fits(bias, weight):
             return finished(int8_product(x, weight, bias, self.in_int8(weight, x)), activation, joined)
         if (large or self.users) and _plain(x, weight) and fits(bias, weight):
@@ -99,6 +104,7 @@ class Product:
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, joined: Joined | None, large: bool
     ) -> Tensor | None:
         """The product without gradients; None if PyTorch is as fast."""
+        few = large and x.numel() <= FEW * weight.shape[1] and weight.is_contiguous()
         single = large and x.dtype == torch.float32
         if self.users and x.dtype in dtypes() and not weight.is_inference():  # changes of such are not counted
             if single and x.numel() <= ORDERED * weight.shape[1]:
@@ -106,14 +112,20 @@ class Product:
                 if block:
                     return _ordered(x, weight, bias, activation, joined, block)
             return multiply(x, self._packed(x, weight), bias, activation, joined)
-        if single and x.numel() <= FEW * weight.shape[1] and weight.is_contiguous():
+        if few and x.dtype in DTYPES:
             return finished(few_rows(x, weight, bias), activation, joined)
         return multiply(x, weight.detach(), bias, activation, joined) if single and at_half() else None
 
     def in_int8(self, weight: Tensor, x: Tensor | None = None) -> Int8Weight:
-        """The weight in 8 bits, renewed after it has changed; ValueError if it is not finite."""
+        """The weight in 8 bits, renewed after it has changed; ValueError if it is not finite.
+
+        For a few rows it is a fourth of the bytes that they cost to look at a line of each of its rows, so that is done
+        at every eighth call: a write that PyTorch does not count is noticed within eight steps of decoding.
+        """
         rows = 0 if x is None else x.numel() // x.shape[-1]
-        return self.rounded.of((weight,), rows, lambda: int8_weight(weight)) or int8_weight(weight)
+        self._calls += 1
+        read = 0 if 0 < rows <= FEW and self._calls % _LOOK else None
+        return self.rounded.of((weight,), rows, lambda: int8_weight(weight), read) or int8_weight(weight)
 
     def _packed(self, x: Tensor, weight: Tensor) -> Tensor:
         """The packed copy of the weight, renewed after the weight has changed. A weight that replaces another is packed
@@ -163,6 +175,11 @@ def unrounded() -> Iterator[None]:
         _THREAD.unrounded = before
 
 
+def reads_integers(product: Product) -> bool:
+    """Whether large weights are read in 8 bits."""
+    return product.weights == "int8" and not _THREAD.unrounded
+
+
 def fits_int8(weight: Tensor) -> bool:
     """Whether products with W (F, E) are computed in 8 bits here."""
     return weight.dtype in DTYPES and not weight.is_inference()
@@ -174,13 +191,14 @@ def packed(weight: Tensor, rows: int = _ROWS) -> Tensor:
 
 
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, block: int = 0) -> Tensor:
-    """x (..., E) of at most `FEW` rows, float32, to (..., F). W is float32 or bf16, which is multiplied in float32.
+    """x (..., E) of at most `FEW` rows, float32 or bf16, to (..., F). W is float32 or bf16; sums are in float32.
 
     With a `block` the terms of a sum are added one by one, in blocks of so many that are added as they end: of at most
     `ORDERED` rows and a float32 W, which may be a transpose.
     """
     features, width = weight.shape
-    x, bias = x.contiguous(), None if bias is None else bias.contiguous()
+    dtype, x = x.dtype, x.float().contiguous()
+    bias = None if bias is None else bias.float().contiguous()
     out = x.new_empty(*x.shape[:-1], features)
     _kernels.module.few_rows(
         x.data_ptr(),
@@ -195,7 +213,7 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, block: int = 0) -> 
         block,
         torch.get_num_threads(),
     )
-    return out
+    return out.to(dtype)
 
 
 def multiply(
@@ -280,7 +298,7 @@ def _plain(x: Tensor, weight: Tensor) -> bool:
     """Whether a call runs eagerly on memory, with no mode that intercepts PyTorch's functions."""
     return (
         not interrupted()
-        and _unfollowed()
+        and unfollowed()
         and is_plain(x)
         and is_plain(weight)
         and x.dtype == weight.dtype
@@ -289,7 +307,7 @@ def _plain(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _unfollowed() -> bool:
+def unfollowed() -> bool:
     """Whether no mode intercepts PyTorch's functions, except passive modes, under which results must stay
     bit-identical."""
     modes = torch._C._len_torch_function_stack()

@@ -20,6 +20,7 @@ from .._unknown_arguments import advised
 from ..positions import Offset, RotaryConfig
 from ._initial import begin_anew, divide_writers
 from ._ragged import refuse_with_nested, through_nested
+from ._step import native_step
 from .attention import Observation, check_tokens, check_weights
 from .blocks import Context, DecoderBlock, EncoderBlock
 from .cache import KVCache
@@ -273,6 +274,7 @@ class Decoder(Stack):
         """
         if return_weights:
             self._check_weights(x)
+        plain = all(value is None for value in (mask, context, bias, padding, offset, observe, hidden_states))
         mask = causal(as_mask(mask)) if self.causal else mask
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(
@@ -284,6 +286,9 @@ class Decoder(Stack):
         if cache is not None and len(cache) != len(self.blocks):
             raise ValueError(f"cache: made for {len(cache)} layers, but the decoder has {len(self.blocks)}")
         self._check_context(x, context, context_mask, cache)
+        step = native_step(self, x, cache) if plain and not return_weights else None
+        if step is not None:
+            return step
 
         def of(layer: int) -> dict[str, Any]:
             kept = None if cache is None else cache.contexts[layer]

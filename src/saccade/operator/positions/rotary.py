@@ -84,7 +84,7 @@ class Rotary(nn.Module):
         round, as in the formula.
         """
         self._check(x)
-        cos, sin = self._waves.of(x, offset)
+        cos, sin = self.waves(x, offset)
         if cos.ndim == 3:
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
         part = x[..., : self.turned]
@@ -93,6 +93,11 @@ class Rotary(nn.Module):
         turned = torch.cat(pairs, dim=-1) if self.layout == "half" else torch.stack(pairs, dim=-1).flatten(-2)
         turned = turned.to(x.dtype)
         return turned if self.turned == self.width else torch.cat((turned, x[..., self.turned :]), dim=-1)
+
+    def waves(self, x: Tensor, offset: Offset) -> tuple[Tensor, Tensor]:
+        """cos and sin of the tokens of `x (B, ..., L, n)`: each (L, turned / 2), or (B, L, turned / 2) if the offset is
+        a tensor."""
+        return self._waves.of(x, offset)
 
     def _check(self, x: Tensor) -> None:
         if not x.is_floating_point():
@@ -128,10 +133,10 @@ class StoredRotary(Rotary):
         self._waves: StoredWaves = StoredWaves(width, base)
         self.register_buffer("frequencies", frequencies(width, base).float())
 
-    def forward(self, x: Tensor, offset: Offset = 0) -> Tensor:
+    def waves(self, x: Tensor, offset: Offset) -> tuple[Tensor, Tensor]:
         """As in `Rotary`."""
         self._waves.hold(self.frequencies)
-        return super().forward(x, offset)
+        return super().waves(x, offset)
 
     def _apply(self, fn: Any, recurse: bool = True) -> StoredRotary:
         kept = self.frequencies

@@ -59,6 +59,17 @@ class GrowingLayer(LayerCache):
         self._host = fit.after
         return CachedInputs(self._key[:, :, : fit.held], self._value[:, :, : fit.held], fit.mask, bias)
 
+    def room(self, needed: int) -> tuple[Tensor, Tensor]:
+        """The buffers of keys and values, with room for `needed` tokens, for who writes the next token itself: then
+        `grow` counts it. Not for an empty cache, and only without gradients."""
+        assert self._key is not None and self._value is not None
+        self._make_room(self._key, self._value, int(self._host.max()), needed)
+        return self._key, self._value
+
+    def grow(self) -> None:
+        """One more token of each item has been written."""
+        self._host = self._host + 1
+
     def _make_room(self, key: Tensor, value: Tensor, used: int, needed: int) -> None:
         held_key, held_value = self._key, self._value
         if held_key is None or held_value is None:

@@ -1,0 +1,246 @@
+// A step of decoding: one token of each item through blocks of a decoder, with few rows of products, one query's attention,
+// and no allocation. The weights and the cache are read once, and that is the cost; what lies between the products stays in
+// the first-level cache, in float32 whatever the type of the model.
+//
+// Shape legend: R items, E width, Hq / Hkv query and key-value heads, D, Dv widths of key and value, F hidden width.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "call.h"
+#include "decode.h"
+#include "few_rows.h"
+#include "int8.h"
+#include "program_run.h"
+#include "simd.h"
+
+namespace saccade {
+namespace SACCADE_SET {
+
+template <class T> class StepPass {
+  public:
+    explicit StepPass(const Step& call) : call(call), R(call.items), E(call.width) {
+        for (int64_t n = 0; n < call.layer_count; n++) {
+            const StepLayer& layer = call.layers[n];
+            most = std::max({most, layer.projected(), layer.heads * std::max(layer.width, layer.value_width), E,
+                             layer.up.features + layer.gate.features});
+        }
+    }
+
+    // How many rows of products in int8 were not finite: then the result is of no use.
+    int64_t run() {
+        const Workspace workspace((4 * R * E + 3 * R * most) * (int64_t)sizeof(float) + R * most * (int64_t)sizeof(T));
+        float* at = static_cast<float*>(workspace.data());
+        x = at, normed = x + R * E, read = normed + R * E, fed = read + R * E;
+        wide = fed + R * E, inner = wide + R * most, heads = inner + R * most;
+        given = reinterpret_cast<T*>(heads + R * most);
+        for (int64_t n = 0; n < R * E; n += lanes) store_from_float(x + n, load_as_float(static_cast<const T*>(call.x) + n, R * E - n), R * E - n);
+        for (int64_t n = 0; n < call.layer_count; n++) block(call.layers[n]);
+        if (call.norm.kind != StepNorm::none) norm(call.norm, x, x, R, E);
+        for (int64_t n = 0; n < R * E; n += lanes) store_from_float(static_cast<T*>(call.out) + n, load_as_float(x + n, R * E - n), R * E - n);
+        return odd;
+    }
+
+  private:
+    const Step& call;
+    const int64_t R, E;
+    int64_t most = 0, odd = 0;
+    float *x = nullptr, *normed = nullptr, *read = nullptr, *fed = nullptr;  // (R, E)
+    float *wide = nullptr, *inner = nullptr, *heads = nullptr;               // (R, most)
+    T* given = nullptr;  // (R, most): queries, then outputs, as attention takes and gives them
+
+    void block(const StepLayer& layer) {
+        norm(layer.attention_norm, x, normed, R, E);
+        attend(layer, normed, read);
+        norm(layer.after_attention, read, read, R, E);
+        if (!layer.parallel) add(read, x);
+        if (layer.down.features) {
+            if (!layer.parallel || layer.feed_forward_norm.kind != StepNorm::none) norm(layer.feed_forward_norm, x, normed, R, E);
+            feed_forward(layer, normed, fed);
+            norm(layer.after_feed_forward, fed, fed, R, E);
+            add(fed, x);
+        }
+        if (layer.parallel) add(read, x);
+    }
+
+    void attend(const StepLayer& layer, const float* from, float* to) {
+        const int64_t D = layer.width, queries = layer.heads * D, keys = layer.kv_heads * D, values = layer.kv_heads * layer.value_width;
+        float *query = wide, *key = wide + R * queries, *value = key + R * keys;
+        if (layer.key.features) {
+            product(layer.query, from, E, query), product(layer.key, from, E, key), product(layer.value, from, E, value);
+        } else {
+            product(layer.query, from, E, inner);
+            const int64_t whole = layer.projected();
+            for (int64_t r = 0; r < R; r++) {
+                std::copy_n(inner + r * whole, queries, query + r * queries);
+                std::copy_n(inner + r * whole + queries, keys, key + r * keys);
+                std::copy_n(inner + r * whole + queries + keys, values, value + r * values);
+            }
+        }
+        norm(layer.query_norm, query, query, R * layer.heads, D), norm(layer.key_norm, key, key, R * layer.kv_heads, D);
+        for (int64_t r = 0; r < R; r++) {
+            turn(layer, r, query + r * queries, layer.heads), turn(layer, r, key + r * keys, layer.kv_heads);
+            append(layer.key_cache, r, key + r * keys, layer.kv_heads, D);
+            append(layer.value_cache, r, value + r * values, layer.kv_heads, layer.value_width);
+        }
+        convert(query, R * queries, given);
+        look(layer);
+        const int64_t got = layer.heads * layer.value_width;
+        for (int64_t n = 0; n < R * got; n += lanes) store_from_float(heads + n, load_as_float(given + n, R * got - n), R * got - n);
+        product(layer.output, heads, got, to);
+    }
+
+    // Attention of the queries in `given` to the cache; the outputs take their place.
+    void look(const StepLayer& layer) {
+        const int64_t D = layer.width, got = layer.heads * layer.value_width;
+        T* const out = reinterpret_cast<T*>(inner);
+        Forward f;
+        Problem& p = f.problem;
+        p.heads = layer.heads, p.kv_heads = layer.kv_heads, p.length_q = 1, p.width = D, p.value_width = layer.value_width;
+        p.type = call.type, p.scale = layer.scale, p.softcap = layer.softcap, p.sink = layer.sink, p.threads = call.threads;
+        const bool alike = std::all_of(call.held, call.held + R, [&](int64_t n) { return n == call.held[0]; });
+        p.batch = alike ? R : 1;
+        for (int64_t r = 0; r < (alike ? 1 : R); r++) {
+            p.length_k = layer.window ? std::min(call.held[r], layer.window) : call.held[r];
+            const int64_t first = call.held[r] - p.length_k;
+            f.query = {given + r * layer.heads * D, layer.heads * D, D, D};
+            f.key = seen(layer.key_cache, r, first), f.value = seen(layer.value_cache, r, first);
+            f.out = {out + r * got, got, layer.value_width, layer.value_width};
+            decode(f);
+        }
+        std::copy_n(out, R * got, given);
+    }
+
+    static Input seen(const Output& cache, int64_t r, int64_t first) {
+        return {static_cast<const T*>(cache.data) + r * cache.batch + first * cache.row, cache.batch, cache.head, cache.row};
+    }
+
+    void append(const Output& cache, int64_t r, const float* from, int64_t count, int64_t width) {
+        T* const to = static_cast<T*>(cache.data) + r * cache.batch + (call.held[r] - 1) * cache.row;
+        for (int64_t h = 0; h < count; h++) convert(from + h * width, width, to + h * cache.head);
+    }
+
+    // cos and sin of item r's position: of pairs (i, i + n) or, interleaved, (2 i, 2 i + 1).
+    void turn(const StepLayer& layer, int64_t r, float* rows, int64_t count) const {
+        const int64_t n = layer.pairs, step = layer.interleaved ? 2 : 1, other = layer.interleaved ? 1 : n;
+        const float *cos = layer.cos + r * layer.cos_stride, *sin = layer.sin + r * layer.cos_stride;
+        for (int64_t h = 0; n && h < count; h++) {
+            float* const row = rows + h * layer.width;
+            for (int64_t i = 0; i < n; i++) {
+                const float a = row[i * step], b = row[i * step + other];
+                row[i * step] = a * cos[i] - b * sin[i];
+                row[i * step + other] = b * cos[i] + a * sin[i];
+            }
+        }
+    }
+
+    void feed_forward(const StepLayer& layer, const float* from, float* to) {
+        const int64_t F = layer.hidden, up = layer.up.features;
+        product(layer.up, from, E, wide);
+        if (layer.gate.features) product(layer.gate, from, E, wide + R * up);
+        for (int64_t r = 0; r < R; r++) {
+            // Gate and up in one matrix, gate first; or in two, or no gate.
+            const float* const gate = layer.gate.features ? wide + R * up + r * F : wide + r * up;
+            const float* const with = layer.gate.features ? wide + r * up : up > F ? wide + r * up + F : nullptr;
+            activate(layer.activation, gate, with, F, inner + r * F);
+        }
+        product(layer.down, inner, F, to);
+    }
+
+    void activate(StepLayer::Activation kind, const float* from, const float* with, int64_t count, float* to) const {
+        for (int64_t n = 0; n < count; n += lanes) {
+            const int64_t left = count - n;
+            const vf a = load_as_float(from + n, left);
+            vf y = a;
+            switch (kind) {
+                case StepLayer::relu: y = a > vf{} || a != a ? a : vf{}; break;
+                case StepLayer::silu: y = a * sigmoid_of(a); break;
+                case StepLayer::gelu_tanh:
+                    y = splat(0.5f) * a * (splat(1.0f) + tanh_of(splat(0.7978845608f) * (a + splat(0.044715f) * a * a * a)));
+                    break;
+                case StepLayer::gelu:
+                    for (int l = 0; l < lanes; l++) y[l] = 0.5f * a[l] * (1 + std::erf(a[l] * 0.70710678f));
+                    break;
+            }
+            if (with) y *= load_as_float(with + n, left);
+            store_from_float(to + n, y, left);
+        }
+    }
+
+    // x (R, width) W^T + b.
+    void product(const StepMatrix& matrix, const float* from, int64_t width, float* to) {
+        if (matrix.kind == StepMatrix::int8) {
+            Int8Product one;
+            one.rows = R, one.width = width, one.features = matrix.features, one.threads = call.threads;
+            one.x = from, one.weight = static_cast<const int8_t*>(matrix.weight), one.scales = matrix.scales, one.out = to;
+#if defined(__AVX512F__)
+            odd += call.quads ? int8_product_quads(one) : int8_product(one);
+#else
+            odd += int8_product(one);
+#endif
+        } else {
+            for (int64_t r = 0; r < R; r += kFewRows) {
+                FewRows one;
+                one.rows = std::min<int64_t>(R - r, kFewRows), one.width = width, one.features = matrix.features, one.threads = call.threads;
+                one.half = matrix.kind == StepMatrix::bf16, one.weight = matrix.weight, one.x = from + r * width;
+                one.out = to + r * matrix.features;
+                few_rows(one);
+            }
+        }
+        if (!matrix.bias) return;
+        for (int64_t r = 0; r < R; r++)
+            for (int64_t f = 0; f < matrix.features; f += lanes) {
+                float* const at = to + r * matrix.features + f;
+                const int64_t left = matrix.features - f;
+                store_from_float(at, load_as_float(at, left) + load_as_float(static_cast<const T*>(matrix.bias) + f, left), left);
+            }
+    }
+
+    // Rows of `width`; to may be from. Without a kind a copy.
+    void norm(const StepNorm& norm, const float* from, float* to, int64_t rows, int64_t width) const {
+        if (norm.kind == StepNorm::none) {
+            if (from != to) std::copy_n(from, rows * width, to);
+            return;
+        }
+        for (int64_t r = 0; r < rows; r++, from += width, to += width) {
+            float mean = 0;
+            if (norm.kind == StepNorm::layer) {
+                vf sum = {};
+                for (int64_t n = 0; n < width; n += lanes) sum += load_as_float(from + n, width - n);
+                mean = total(sum) / width;
+            }
+            vf squares = {};
+            for (int64_t n = 0; n < width; n += lanes) {
+                const int64_t left = width - n;
+                vf part = load_as_float(from + n, left) - splat(mean);
+                if (left < lanes) part = select((1u << left) - 1, part, vf{});
+                squares += part * part;
+            }
+            const vf by = splat(1 / std::sqrt(total(squares) / width + norm.eps));
+            for (int64_t n = 0; n < width; n += lanes) {
+                const int64_t left = width - n;
+                vf y = (load_as_float(from + n, left) - splat(mean)) * by;
+                if (norm.weight) y *= load_as_float(static_cast<const T*>(norm.weight) + n, left) + splat(norm.plus);
+                if (norm.bias) y += load_as_float(static_cast<const T*>(norm.bias) + n, left);
+                store_from_float(to + n, y, left);
+            }
+        }
+    }
+
+    void add(const float* from, float* to) const {
+        for (int64_t n = 0; n < R * E; n += lanes) store_from_float(to + n, load_as_float(to + n, R * E - n) + load_as_float(from + n, R * E - n), R * E - n);
+    }
+
+    static void convert(const float* from, int64_t count, T* to) {
+        for (int64_t n = 0; n < count; n += lanes) store_from_float(to + n, load_as_float(from + n, count - n), count - n);
+    }
+};
+
+inline int64_t step(const Step& call) {
+    return call.type == Type::f32 ? StepPass<float>(call).run() : StepPass<bf16>(call).run();
+}
+
+}  // namespace SACCADE_SET
+}  // namespace saccade

@@ -1,0 +1,210 @@
+"""The native step of decoding: one token of each item through blocks of a decoder, in one call (`native/step.h`).
+
+Nothing is kept from call to call: each step reads the addresses of all weights anew, so there is no state that could be
+stale. Who asks for a step finds out whether a block is computed by nothing but what is said here; `Refused` says why not.
+
+Shape legend: R items, E width, Hq / Hkv query and key-value heads, D, Dv key and value width, F hidden width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _observers
+from ._backends.native import _kernels
+from ._backends.native._run import interrupted, is_plain
+from ._products import FEW, LARGE, Product, fits_int8, reads_integers, unfollowed
+
+ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_CALL = nn.Module.__call__
+_HOOKS = "_forward_hooks", "_forward_pre_hooks"
+_OF_ALL = torch.nn.modules.module
+
+
+class Refused(Exception):
+    """Why a step is not computed natively."""
+
+
+@dataclass
+class Norm:
+    """A norm of rows: `kind` 1 is RMS, 2 has a mean; times `plus + weight`."""
+
+    kind: int = 0
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    eps: float = 0.0
+    plus: float = 0.0
+
+
+@dataclass
+class Matrix:
+    """A weight (F, E) and its bias (F,); `integers` reads an int8 weight."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    product: Product | None = None
+
+
+@dataclass
+class Block:
+    """What a block computes: see `StepLayer` in native/call.h. `query` is the joined projection if there is no `key`."""
+
+    attention_norm: Norm
+    query: Matrix
+    output: Matrix
+    heads: int
+    kv_heads: int
+    width: int
+    value_width: int
+    scale: float
+    key_cache: Tensor  # (R, Hkv, slots, D)
+    value_cache: Tensor
+    key: Matrix | None = None
+    value: Matrix | None = None
+    query_norm: Norm = field(default_factory=Norm)
+    key_norm: Norm = field(default_factory=Norm)
+    after_attention: Norm = field(default_factory=Norm)
+    feed_forward_norm: Norm = field(default_factory=Norm)
+    after_feed_forward: Norm = field(default_factory=Norm)
+    up: Matrix | None = None
+    gate: Matrix | None = None
+    down: Matrix | None = None
+    activation: str = "gelu"
+    parallel: bool = False
+    waves: tuple[Tensor, Tensor] | None = None  # cos and sin, (1 or R, at least pairs)
+    pairs: int = 0
+    interleaved: bool = False
+    window: int = 0  # keys that a query sees; 0: all
+    sink: Tensor | None = None
+    softcap: float = 0.0
+
+
+def check_call(x: Tensor) -> None:
+    """Refused unless x (R, 1, E) is a step that nobody follows, edits or differentiates."""
+    if _kernels.module is None:
+        raise Refused(_kernels.missing)
+    if torch.is_grad_enabled() or interrupted() or not unfollowed():
+        raise Refused("gradients are recorded, or a mode or a compiler reads the call")
+    if _observers.THREAD.observers or _observers.THREAD.editor is not None:
+        raise Refused("attention is watched or edited")
+    if nn.Module.__call__ is not _CALL or _OF_ALL._global_forward_hooks or _OF_ALL._global_forward_pre_hooks:
+        raise Refused("all modules have hooks")
+    if not is_plain(x) or x.dtype not in DTYPES or not 0 < x.shape[0] <= FEW:
+        raise Refused(f"a step takes up to {FEW} items in float32 or bfloat16 on a CPU")
+
+
+def check_bare(module: nn.Module, kind: type[nn.Module], forward: Any) -> dict[str, Any]:
+    """Refused if a module computes anything else than the forward of its class, or somebody hooks it. Its children."""
+    own = module.__dict__
+    if type(module) is not kind or kind.forward is not forward or "forward" in own:
+        raise Refused(f"a {type(module).__name__} with a forward of its own")
+    if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+        raise Refused(f"a {kind.__name__} has hooks")
+    children: dict[str, Any] = own["_modules"]
+    return children
+
+
+def run(x: Tensor, held: list[int], blocks: list[Block], last: Norm) -> Tensor:
+    """x (R, 1, E) through the blocks and the last norm; each cache gets the new token in slot `held[r] - 1`.
+
+    Raises:
+        Refused: a weight of another kind; a number that is not finite came to a product in int8.
+    """
+    x = x.contiguous()
+    kept: list[Any] = []  # what the addresses are of
+    rows = [_row(block, x, max(held), kept) for block in blocks]
+    norm, reals = _norm(last, x.shape[2], x)
+    out = torch.empty_like(x)
+    odd = _kernels.module.step(
+        x.data_ptr(),
+        out.data_ptr(),
+        x.shape[0],
+        x.shape[2],
+        DTYPES[x.dtype],
+        held,
+        [row for row, _ in rows] + [norm],
+        [real for _, real in rows] + [reals],
+        torch.get_num_threads(),
+    )
+    if odd:
+        raise Refused("numbers that are not finite came to a product in int8")
+    return out
+
+
+def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> tuple[list[int], list[float]]:
+    """The fields of a layer, in the order of `step` in native/bindings.cpp."""
+    model, head, hidden = x.shape[2], block.width, 0 if block.down is None else block.down.weight.shape[1]
+    read = block.heads * block.value_width
+    norms = (
+        *((block.attention_norm, model), (block.query_norm, head), (block.key_norm, head)),
+        *((block.after_attention, model), (block.feed_forward_norm, model), (block.after_feed_forward, model)),
+    )
+    matrices = (
+        *((block.query, model), (block.key, model), (block.value, model), (block.output, read)),
+        *((block.up, model), (block.gate, model), (block.down, hidden)),
+    )
+    numbers: list[int] = []
+    reals: list[float] = []
+    for norm, width in norms:
+        row, real = _norm(norm, width, x)
+        numbers += row
+        reals += real
+    for matrix, width in matrices:
+        numbers += _matrix(matrix, width, x, kept)
+    numbers += [block.heads, block.kv_heads, head, block.value_width, hidden, block.window]
+    if block.waves is None:
+        numbers += [0, 0, 0, 0]
+    else:
+        cos, sin = (wave.float().contiguous() for wave in block.waves)
+        if any(wave.shape[0] not in (1, x.shape[0]) or wave.shape[1] < block.pairs for wave in (cos, sin)):
+            raise Refused("positions of other tokens")
+        kept += [cos, sin]
+        numbers += [cos.data_ptr(), sin.data_ptr(), 0 if cos.shape[0] == 1 else cos.shape[1], block.pairs]
+    sink = None if block.sink is None else block.sink.detach().float().contiguous()
+    kept.append(sink)
+    numbers.append(0 if sink is None else sink.data_ptr())
+    for cache, width in ((block.key_cache, head), (block.value_cache, block.value_width)):
+        shape = cache.shape
+        fits = (shape[0], shape[1], shape[3]) == (x.shape[0], block.kv_heads, width) and shape[2] >= held
+        if not fits or not is_plain(cache) or cache.dtype is not x.dtype or cache.stride(3) != 1:
+            raise Refused("the cache is of another kind")
+        numbers += [cache.data_ptr(), *cache.stride()[:3]]
+    numbers += [ACTIVATIONS[block.activation], block.parallel, block.interleaved]
+    return numbers, [*reals, block.scale, block.softcap]
+
+
+def _norm(norm: Norm, width: int, x: Tensor) -> tuple[list[int], list[float]]:
+    return [norm.kind, _vector(norm.weight, width, x), _vector(norm.bias, width, x)], [norm.eps, norm.plus]
+
+
+def _vector(tensor: Tensor | None, width: int, x: Tensor) -> int:
+    """The address of a bias or of a norm's weight."""
+    if tensor is None:
+        return 0
+    if not is_plain(tensor) or tensor.dtype is not x.dtype or tensor.shape != (width,) or not tensor.is_contiguous():
+        raise Refused("a bias or a norm of another dtype or shape")
+    return tensor.data_ptr()
+
+
+def _matrix(matrix: Matrix | None, width: int, x: Tensor, kept: list[Any]) -> list[int]:
+    if matrix is None:
+        return [0, 0, 0, 0, 0]
+    weight, product = matrix.weight, matrix.product
+    if not is_plain(weight) or weight.dim() != 2 or weight.shape[1] != width or not weight.is_contiguous():
+        raise Refused("a weight of another kind or shape")
+    features = weight.shape[0]
+    bias = _vector(matrix.bias, features, x)
+    if product is not None and product.users:
+        raise Refused("packed weights promise the same bits for one row and for many")
+    if product is not None and reads_integers(product) and weight.numel() >= LARGE and fits_int8(weight):
+        integers = product.in_int8(weight, x)
+        kept.append(integers)
+        return [2, features, integers.packed.data_ptr(), bias, integers.scales.data_ptr()]
+    if weight.dtype is not x.dtype and not (weight.dtype is torch.bfloat16 and x.dtype is torch.float32):
+        raise Refused("a weight of another dtype")
+    return [DTYPES[weight.dtype], features, weight.data_ptr(), bias, 0]

@@ -1,0 +1,164 @@
+"""A decoder's step of one token as one native call: what its modules compute, read from them anew at each step.
+
+Shape legend: R items, E width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .._native_step import Block, Matrix, Norm, Refused, check_bare, check_call, run
+from ..positions import Rotary
+from ..positions.rotary import StoredRotary
+from ._linear import Linear
+from .attention import MultiHeadAttention
+from .blocks import DecoderBlock
+from .cache import GrowingLayer, KVCache
+from .config import GATED
+from .feed_forward import FeedForward
+from .norm import RMSNorm
+
+if TYPE_CHECKING:
+    from .stacks import Decoder
+
+_FORWARDS: dict[type[nn.Module], Any] = {
+    kind: kind.forward
+    for kind in (
+        *(DecoderBlock, MultiHeadAttention, FeedForward, Linear, RMSNorm, Rotary, StoredRotary),
+        *(nn.LayerNorm, nn.Identity, nn.Dropout),
+    )
+}
+
+
+def native_step(decoder: Decoder, x: Tensor, cache: KVCache | None) -> Tensor | None:
+    """x (R, 1, E), which continues the tokens in the cache, through the stack; None if its modules have to be called."""
+    if cache is None or x.dim() != 3 or x.shape[1:] != (1, decoder.config.width):
+        return None
+    try:
+        check_call(x)
+        return _step(decoder, x, cache)
+    except Refused:
+        return None
+
+
+def _step(decoder: Decoder, x: Tensor, cache: KVCache) -> Tensor:
+    if not decoder.causal:
+        raise Refused("not causal")
+    layers: list[GrowingLayer] = []
+    for layer in cache.layers:
+        if type(layer) is not GrowingLayer or layer._key is None or layer._key.shape[0] != x.shape[0]:
+            raise Refused("a cache of another kind, or without tokens")
+        layers.append(layer)
+    before = layers[0].lengths()
+    if any(layer.lengths().tobytes() != before.tobytes() for layer in layers[1:]):
+        raise Refused("the layers' lengths differ")
+    held = [int(n) + 1 for n in before] * (x.shape[0] if before.size == 1 else 1)
+    offset = layers[0].offset(1)
+    last = _norm(decoder.norm, x)
+    blocks = [
+        _block(block, decoder._positions_of(block), layer, x, offset, max(held))
+        for block, layer in zip(decoder.blocks, layers, strict=True)
+    ]
+    out = run(x, held, blocks, last)
+    for layer in layers:
+        layer.grow()
+    return out
+
+
+def _block(
+    block: nn.Module, positions: nn.Module | None, layer: GrowingLayer, x: Tensor, offset: Any, needed: int
+) -> Block:
+    children = _bare(block, DecoderBlock)
+    config = block.config  # type: ignore[union-attr]
+    attention, feed_forward = children["attention"], block.feed_forward
+    if config.placement == "post" or config.cross is not None or not _idle(children["dropout"]):
+        raise Refused("norms after the layers, cross-attention or dropout")
+    parts = _bare(attention, MultiHeadAttention)
+    options, sizes = attention.config, attention.shape
+    window = 0 if options.window is None or options.window.left is None else options.window.left + 1
+    if not sizes.fused or options.mechanism is not None or not attention.sizes[1] or attention.gate is not None:
+        raise Refused("attention with a mechanism, a gate or projections of its own")
+    if attention.positions is not None or (options.dropout and attention.training):
+        raise Refused("positions of a layer alone, or dropout")
+    key, value = layer.room(needed)
+    made = Block(
+        attention_norm=_norm(children["attention_norm"], x),
+        query=_matrix(parts["projection"]),
+        output=_matrix(parts["output"]),
+        heads=attention.sizes[0] // sizes.head,
+        kv_heads=attention.sizes[1] // sizes.head,
+        width=sizes.head,
+        value_width=sizes.value_head,
+        scale=sizes.head**-0.5 if options.scale is None else float(options.scale),
+        key_cache=key,
+        value_cache=value,
+        query_norm=_norm(parts["query_norm"], x),
+        key_norm=_norm(parts["key_norm"], x),
+        parallel=config.placement == "parallel",
+        window=window,
+        sink=attention.sink,
+        softcap=float(options.softcap or 0.0),
+    )
+    if attention.sizes[2] != made.kv_heads * made.value_width:
+        raise Refused("keys and values of different heads")
+    if positions is not None:
+        _turn(made, positions, x, offset)
+    if feed_forward is not None:
+        inside = _bare(feed_forward, FeedForward)
+        if not _idle(inside["dropout"]):
+            raise Refused("dropout")
+        gated = feed_forward.gated
+        made.feed_forward_norm = Norm() if made.parallel else _norm(children["feed_forward_norm"], x)
+        made.up, made.down = _matrix(inside["gate_up" if gated else "up"]), _matrix(inside["down"])
+        made.activation = GATED[feed_forward.activation] if gated else feed_forward.activation
+    return made
+
+
+def _turn(made: Block, positions: nn.Module, x: Tensor, offset: Any) -> None:
+    if type(positions) not in (Rotary, StoredRotary):
+        raise Refused("positions other than rotary ones")
+    _bare(positions, type(positions))
+    cos, sin = positions.waves(x, offset)
+    made.waves, made.pairs = (cos.flatten(0, -2), sin.flatten(0, -2)), positions.turned // 2
+    made.interleaved = positions.layout == "interleaved"
+
+
+def _bare(module: nn.Module, kind: type[nn.Module]) -> dict[str, Any]:
+    return check_bare(module, kind, _FORWARDS[kind])
+
+
+def _idle(dropout: nn.Module) -> bool:
+    """Whether a dropout layer returns what it gets."""
+    _bare(dropout, nn.Dropout)
+    return not (dropout.training and dropout.p)
+
+
+def _matrix(layer: nn.Module) -> Matrix:
+    _bare(layer, Linear)
+    tensors = layer._parameters
+    weight = tensors.get("weight")
+    if weight is None:
+        raise Refused("a weight that is no parameter")
+    return Matrix(weight, tensors.get("bias"), layer.product)  # type: ignore[arg-type]
+
+
+def _norm(module: nn.Module, x: Tensor) -> Norm:
+    kind = type(module)
+    if kind not in (RMSNorm, nn.LayerNorm, nn.Identity):
+        raise Refused(f"a norm of the kind {kind.__name__}")
+    _bare(module, kind)
+    if kind is nn.Identity:
+        return Norm()
+    tensors: Any = module._parameters
+    eps: Any = module.eps
+    if eps is None and x.dtype is not torch.float32:
+        raise Refused("a norm without eps")
+    return Norm(
+        1 if kind is RMSNorm else 2,
+        tensors.get("weight"),
+        tensors.get("bias"),
+        torch.finfo(torch.float32).eps if eps is None else eps,
+    )
