@@ -16,6 +16,7 @@ SHAPES = {
     "one row": lambda: torch.randn(1, 401),
     "half precision": lambda: torch.randn(83, 53).bfloat16(),
     "four axes": lambda: torch.randn(3, 1, 11, 13),
+    "tall": lambda: torch.randn(1031, 29),
     "booleans": lambda: torch.rand(3, 1, 11, 13) < 0.5,
 }
 
@@ -60,6 +61,25 @@ def test_a_change_of_many_rows_or_columns_is_seen_by_the_next_check(shape, chang
         change(tensor.data)
         assert not snapshot.holds(tensor, 1)
         tensor.data.copy_(before)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("shape", [(1031, 83), (83, 1031)], ids=["tall", "transposed"])
+def test_beside_a_few_rows_a_band_of_a_tall_weight_is_read_at_each_check(shape):
+    tensor = torch.randn(1031, 83) if shape[0] == 1031 else torch.randn(83, 1031).t()
+    snapshot = Snapshot(tensor)
+    for _ in range(11):
+        for change, within in (
+            (torch.Tensor.neg_, 1),
+            (lambda x: x[:, 16:80].neg_(), 1),
+            (lambda x: x[701].neg_(), 8),
+            (lambda x: x[1030, 82:].neg_(), 8 * snapshot._parts),
+        ):
+            before = tensor.clone()
+            change(tensor.data)
+            assert not all(snapshot.holds(tensor, 1, one_band=True) for _ in range(within))
+            tensor.data.copy_(before)
+            assert snapshot.holds(tensor, 1, one_band=True)
 
 
 def test_a_large_product_reads_the_whole_weight():

@@ -143,11 +143,12 @@ def _activated(name: str, module: nn.Module, parts: list[PackedLinear], activati
 
 
 def _norm(name: str, module: nn.Module) -> FusedLayer | None:
-    """A fused RMS norm for a module, not PyTorch's nor ours, with one weight per feature and an epsilon; otherwise None."""
+    """A fused RMS norm for a module, not PyTorch's nor ours, with a weight per feature and an epsilon; else None."""
     weights = list(module.parameters())
     names = ("variance_epsilon", "eps", "epsilon")
     eps = next((name for name in names if isinstance(getattr(module, name, None), float)), None)
-    if type(module).__module__.startswith("torch.") or isinstance(module, RMSNorm) or eps is None or len(weights) != 1 or module._buffers:
+    fast = type(module).__module__.startswith("torch.") or isinstance(module, RMSNorm)
+    if fast or eps is None or len(weights) != 1 or module._buffers:
         return None
     own = isinstance(getattr(module, "weight", None), Tensor) and weights[0].dim() == 1
     return RootMeanSquare(name, module, eps) if own else None

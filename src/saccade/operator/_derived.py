@@ -22,6 +22,7 @@ T = TypeVar("T")
 _LINE = 64  # bytes
 _SMALL = 2**20  # bytes
 WHOLE = 2**16  # rows of a product beside which reading the whole weight costs under 1 % of the time
+_BANDS, _TALL = 8, 1024  # bands of a matrix, and rows from which it has them
 _STRIDE = 251  # of the entries compared where there are no native kernels
 
 
@@ -62,23 +63,33 @@ class Snapshot:
         lines = -(-row_bytes // _LINE)
         period = max(1, min(lines, rows))  # a check reads every row: a token's embedding is one of them
         self._parts = 1 if brief else period  # that are ever read
-        self._layout = rows, row_bytes, stride, period
-        self._next = 0
-        self._digests = self._read(0, self._parts) * 2
+        size = -(-rows // (_BANDS if rows >= _TALL and not brief else 1))
+        self._bands = [(first, min(size, rows - first)) for first in range(0, rows, max(size, 1))]
+        self._layout = row_bytes, stride, period
+        self._next = self._band = 0
+        self._digests = [self._read(band, 0, self._parts) * 2 for band in self._bands]
 
-    def holds(self, tensor: Tensor, rows: int) -> bool:
+    def holds(self, tensor: Tensor, rows: int, one_band: bool = False) -> bool:
         """Whether this is the same tensor with the same contents, by a sample of its rows.
 
         Args:
             rows: of the product that the tensor is read for. The more there are, the more lines are read.
+            one_band: of an eighth of a tall matrix's rows, at each call of others: a write to all rows or to columns is
+                noticed at once, and one to a few rows within eight calls.
         """
         if not self.counts(tensor):
             return False
         count = min(self._parts, 1 + self._parts * rows // WHOLE)
         if self._steps_made != _OPTIMIZERS.count:
-            count, self._steps_made = self._parts, _OPTIMIZERS.count
-        first, self._next = self._next, (self._next + count) % self._parts
-        return self._read(first, count) == self._digests[first : first + count]
+            count, one_band, self._steps_made = self._parts, False, _OPTIMIZERS.count
+        bands, first = range(len(self._bands)), self._next
+        if one_band and bands:
+            bands, self._band = range(self._band, self._band + 1), (self._band + 1) % len(self._bands)
+        if not (one_band and self._band):  # all bands of a part before the next part
+            self._next = (first + count) % self._parts
+        return all(
+            self._read(self._bands[band], first, count) == self._digests[band][first : first + count] for band in bands
+        )
 
     def counts(self, tensor: Tensor) -> bool:
         """Whether this is the same tensor, unwritten according to its version counter."""
@@ -92,25 +103,26 @@ class Snapshot:
             and origin(tensor) is self._origin
         )
 
-    def unwritten(self, tensor: Tensor, rows: int) -> bool:
-        """`counts`, and its contents are looked at only after an optimizer's step, which may not be counted."""
-        return self.counts(tensor) and (self._steps_made == _OPTIMIZERS.count or self.holds(tensor, rows))
-
     def is_of(self, tensor: Tensor) -> bool:
         """Whether this is the same tensor, with the same contents or not."""
         return origin(tensor) is self._origin
 
-    def _read(self, first: int, count: int) -> list[Any]:
+    def _read(self, band: tuple[int, int], first: int, count: int) -> list[Any]:
         if not self._memory.numel():
             return [0] * count
+        begin, rows = band
+        row_bytes, stride, period = self._layout
         if _kernels.module is not None:
             digests: list[Any] = _kernels.module.digests(
-                self._memory.data_ptr(), *self._layout, first, count, torch.get_num_threads()
+                self._memory.data_ptr() + begin * stride,
+                *(rows, row_bytes, stride, period),
+                *(first, count, torch.get_num_threads()),
             )
             return digests
-        rows, row_bytes, stride, *_ = self._layout
-        entries = (stride * (rows - 1) + row_bytes) // self._memory.element_size()
-        sample = self._memory.as_strided((-(-entries // _STRIDE),), (_STRIDE,))
+        size = self._memory.element_size()
+        entries = (stride * (rows - 1) + row_bytes) // size
+        offset = self._memory.storage_offset() + begin * stride // size
+        sample = self._memory.as_strided((-(-entries // _STRIDE),), (_STRIDE,), offset)
         return [hash(sample.contiguous().view(torch.uint8).numpy().tobytes())] * count
 
 
@@ -130,19 +142,26 @@ class Derived(Generic[T]):
         known = self._known
         return None if known is None else known[0]
 
-    def of(self, tensors: Sequence[Tensor], rows: int, make: Callable[[], T], read: int | None = None) -> T | None:
+    def of(
+        self,
+        tensors: Sequence[Tensor],
+        rows: int,
+        make: Callable[[], T],
+        read: int | None = None,
+        one_band: bool = False,
+    ) -> T | None:
         """The result of `make` for these tensors, kept until they change; None at the first use of new tensors.
 
         Args:
-            rows: of the product, see `Snapshot.holds`.
+            rows, one_band: see `Snapshot.holds`.
             read: how many of the tensors are read. Of the others the count of writes must do; `holds` reads them later.
         """
         known, last = self._known, self._last
         if known is not None:
             value, snapshots = known
             pairs = list(zip(snapshots, tensors, strict=True))
-            if all(s.holds(x, rows) for s, x in pairs[:read]) and (
-                read is None or all(s.unwritten(x, rows) for s, x in pairs[read:])
+            if all(s.holds(x, rows, one_band) for s, x in pairs[:read]) and (
+                read is None or all(s.counts(x) for s, x in pairs[read:])
             ):
                 return value
             same = all(s.is_of(x) for s, x in pairs)

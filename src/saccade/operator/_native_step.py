@@ -1,7 +1,7 @@
 """The native step of decoding: one token of each item through blocks of a decoder, in one call (`native/step.h`).
 
-Nothing is kept from call to call: each step reads the addresses of all weights anew, so there is no state that could be
-stale. Who asks for a step finds out whether a block is computed by nothing but what is said here; `Refused` says why not.
+Nothing is kept from call to call: each step reads the addresses of all weights anew, so nothing can be stale. Who asks
+for a step finds out whether a block computes nothing but what is said here; `Refused` says why not.
 
 Shape legend: R items, E width, Hq / Hkv query and key-value heads, D, Dv key and value width, F hidden width.
 """
@@ -52,7 +52,7 @@ class Matrix:
 
 @dataclass
 class Block:
-    """What a block computes: see `StepLayer` in native/call.h. `query` is the joined projection if there is no `key`."""
+    """What a block computes: `StepLayer` in native/call.h. `query` is the joined projection if there is no `key`."""
 
     attention_norm: Norm
     query: Matrix
@@ -120,17 +120,20 @@ def run(x: Tensor, held: list[int], blocks: list[Block], last: Norm) -> Tensor:
     rows = [_row(block, x, max(held), kept) for block in blocks]
     norm, reals = _norm(last, x.shape[2], x)
     out = torch.empty_like(x)
-    odd = _kernels.module.step(
-        x.data_ptr(),
-        out.data_ptr(),
-        x.shape[0],
-        x.shape[2],
-        DTYPES[x.dtype],
-        held,
-        [row for row, _ in rows] + [norm],
-        [real for _, real in rows] + [reals],
-        torch.get_num_threads(),
-    )
+    try:
+        odd = _kernels.module.step(
+            x.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            x.shape[2],
+            DTYPES[x.dtype],
+            held,
+            [row for row, _ in rows] + [norm],
+            [real for _, real in rows] + [reals],
+            torch.get_num_threads(),
+        )
+    except ValueError as error:  # sizes that do not fit together: the modules say which
+        raise Refused(str(error)) from None
     if odd:
         raise Refused("numbers that are not finite came to a product in int8")
     return out

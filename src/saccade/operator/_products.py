@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -40,9 +39,6 @@ _BLOCKS = 512, 1024  # terms that oneDNN adds one by one before it adds their su
 _SIDE = 16  # of the unit matrix, see `_ordered`
 _ROWS = 64  # a layout chosen for fewer rows is slower for many, and one for many as fast for few
 
-_LOOK = 8
-_TURNS = itertools.count()
-
 _HARMLESS = DeviceContext, _observers.PassiveMode
 
 Joined = tuple[Literal["add", "mul"], Tensor]
@@ -69,7 +65,6 @@ class Product:
         self.weights: str | None = None  # "int8", or as they are
         self.rounded: Derived[Int8Weight] = Derived()
         self.copy: Derived[Tensor] = Derived()  # the packed weight
-        self._calls = next(_TURNS)  # so that not all products look at their weights in the same step
         self.blocks: dict[tuple[Any, ...], int] = {}  # of shape, strides and activation: see `_block`
 
     def __call__(
@@ -119,13 +114,11 @@ class Product:
     def in_int8(self, weight: Tensor, x: Tensor | None = None) -> Int8Weight:
         """The weight in 8 bits, renewed after it has changed; ValueError if it is not finite.
 
-        For a few rows it is a fourth of the bytes that they cost to look at a line of each of its rows, so that is done
-        at every eighth call: a write that PyTorch does not count is noticed within eight steps of decoding.
+        Beside a few rows, a line of each row of the weight would be a fourth of all bytes: then an eighth is looked at.
         """
         rows = 0 if x is None else x.numel() // x.shape[-1]
-        self._calls += 1
-        read = 0 if 0 < rows <= FEW and self._calls % _LOOK else None
-        return self.rounded.of((weight,), rows, lambda: int8_weight(weight), read) or int8_weight(weight)
+        few = 0 < rows <= FEW
+        return self.rounded.of((weight,), rows, lambda: int8_weight(weight), one_band=few) or int8_weight(weight)
 
     def _packed(self, x: Tensor, weight: Tensor) -> Tensor:
         """The packed copy of the weight, renewed after the weight has changed. A weight that replaces another is packed

@@ -5,7 +5,7 @@ Shape legend: R items, E width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ _FORWARDS: dict[type[nn.Module], Any] = {
 
 
 def native_step(decoder: Decoder, x: Tensor, cache: KVCache | None) -> Tensor | None:
-    """x (R, 1, E), which continues the tokens in the cache, through the stack; None if its modules have to be called."""
+    """x (R, 1, E), which continues the tokens in the cache, through the stack; None if modules have to be called."""
     if cache is None or x.dim() != 3 or x.shape[1:] != (1, decoder.config.width):
         return None
     try:
@@ -71,9 +71,8 @@ def _step(decoder: Decoder, x: Tensor, cache: KVCache) -> Tensor:
 def _block(
     block: nn.Module, positions: nn.Module | None, layer: GrowingLayer, x: Tensor, offset: Any, needed: int
 ) -> Block:
-    children = _bare(block, DecoderBlock)
-    config = block.config  # type: ignore[union-attr]
-    attention, feed_forward = children["attention"], block.feed_forward
+    children, config = _bare(block, DecoderBlock), cast(DecoderBlock, block).config
+    attention, feed_forward = children["attention"], cast(DecoderBlock, block).feed_forward
     if config.placement == "post" or config.cross is not None or not _idle(children["dropout"]):
         raise Refused("norms after the layers, cross-attention or dropout")
     parts = _bare(attention, MultiHeadAttention)
@@ -118,7 +117,7 @@ def _block(
 
 
 def _turn(made: Block, positions: nn.Module, x: Tensor, offset: Any) -> None:
-    if type(positions) not in (Rotary, StoredRotary):
+    if not isinstance(positions, Rotary) or type(positions) not in _FORWARDS:
         raise Refused("positions other than rotary ones")
     _bare(positions, type(positions))
     cos, sin = positions.waves(x, offset)

@@ -22,9 +22,9 @@ from .constraints import Constraints
 from .drawing import tokens_after
 from .published import named_tokens, published_constraints, published_search
 from .sampling import Sampling
-from .step import DecoderStep
+from .step import MANY, DecoderStep
 
-_STEPS, _MANY = 16, 1000  # minimum steps, and prompt tokens, that justify packing weights
+_STEPS = 16  # minimum steps that justify packing weights
 
 
 class GeneratingModel(Model):
@@ -126,7 +126,7 @@ class GeneratingModel(Model):
         how = self._likeliest() if sampling is None else sampling
         rules, step = self.rules(length, max_new_tokens), DecoderStep(self, attention_mask, cache)
         rows = input_ids.shape[0] * (how.beams if isinstance(how, BeamSearch) else 1)
-        with weights_for(self, max_new_tokens, rows, length):
+        with weights_for(self, max_new_tokens, rows, 0):  # for the prompts alone `DecoderStep` packs them
             if isinstance(how, BeamSearch):
                 texts = search(step, input_ids, how, rules, self.pad_token, attention_mask=attention_mask)
                 return torch.cat((input_ids, texts.ids[:, 0]), 1)
@@ -156,7 +156,7 @@ class GeneratingModel(Model):
 def weights_for(model: nn.Module, steps: int, rows: int, length: int) -> AbstractContextManager[None]:
     """Pack weights for many steps or long prompts; with a row for each step, (rows, 1), packing gains nothing."""
     many = rows > FEW and steps >= _STEPS
-    return packed_weights(model) if many or rows * length >= _MANY else nullcontext()
+    return packed_weights(model) if many or rows * length >= MANY else nullcontext()
 
 
 def room_after(length: int, count: int, cache: KVCache, longest: int | None) -> int:

@@ -5,13 +5,16 @@ Shape legend: N items decoded in parallel, L new tokens of each, V vocabulary.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ....operator.nn import KVCache
+from ....operator.nn import KVCache, packed_weights
+
+MANY = 1000  # tokens at once that justify packing weights
 
 
 class DecodingStep(Protocol):
@@ -56,7 +59,9 @@ class DecoderStep:
         mask, self._mask = self._mask, None
         if mask is not None:
             ids, mask = padded_on_the_left(ids, mask)
-        return self.model.next_logits(ids, mask, self.cache)
+        pack = ids.numel() >= MANY and isinstance(self.model, nn.Module)
+        with packed_weights(self.model) if pack else nullcontext():  # type: ignore[arg-type]
+            return self.model.next_logits(ids, mask, self.cache)
 
     def reorder(self, items: Tensor) -> None:
         """Item n becomes a copy of item `items[n]`."""
