@@ -327,6 +327,7 @@ struct StepLayer {
     StepMatrix query, key, value, output, up, gate, down;  // query: of all three where there is no key; up: gate and up, F each
     int64_t heads = 0, kv_heads = 0, width = 0, value_width = 0, hidden = 0;
     int64_t window = 0;  // keys that a query sees, its own among them; 0: all
+    const int64_t* first = nullptr;  // (R,): the first of them, in place of a window; or null
     const float *cos = nullptr, *sin = nullptr;  // (pairs,) of each item, `cos_stride` numbers apart
     int64_t cos_stride = 0, pairs = 0;
     const float* sink = nullptr;         // (Hq,), or null

@@ -100,11 +100,15 @@ template <class T> class StepPass {
         Problem& p = f.problem;
         p.heads = layer.heads, p.kv_heads = layer.kv_heads, p.length_q = 1, p.width = D, p.value_width = layer.value_width;
         p.type = call.type, p.scale = layer.scale, p.softcap = layer.softcap, p.sink = layer.sink, p.threads = call.threads;
-        const bool alike = std::all_of(call.held, call.held + R, [&](int64_t n) { return n == call.held[0]; });
+        const auto first_of = [&](int64_t r) {
+            return layer.first ? layer.first[r] : layer.window ? std::max<int64_t>(call.held[r] - layer.window, 0) : 0;
+        };
+        bool alike = true;
+        for (int64_t r = 1; r < R; r++) alike &= call.held[r] == call.held[0] && first_of(r) == first_of(0);
         p.batch = alike ? R : 1;
         for (int64_t r = 0; r < (alike ? 1 : R); r++) {
-            p.length_k = layer.window ? std::min(call.held[r], layer.window) : call.held[r];
-            const int64_t first = call.held[r] - p.length_k;
+            const int64_t first = first_of(r);
+            p.length_k = call.held[r] - first;
             f.query = {given + r * layer.heads * D, layer.heads * D, D, D};
             f.key = seen(layer.key_cache, r, first), f.value = seen(layer.value_cache, r, first);
             f.out = {out + r * got, got, layer.value_width, layer.value_width};

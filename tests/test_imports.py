@@ -52,7 +52,7 @@ LAYERS = [
     {"_backends"},
     {"_attention", "_derived", "_int8"},
     {"_explain", "_hooks", "_mask_functions", "_pooled", "_products", "_statistics", "_weights"},
-    {"_block_masks", "batching", "positions", "variants"},
+    {"_block_masks", "_native_step", "batching", "positions", "variants"},
     {"_flex_attention"},
     {"acceleration", "nn", "verification"},
     {"models"},

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..operator.nn.norm import RMSNorm
+from ._decoder_layers import DecoderLayer, GrowingBuffers, SharedMask, parts_of
 from ._fused_layers import Activated, FusedFeedForward, FusedLayer, FusedLinear, Gated, Residual, TorchFeedForward
 from ._joined_projections import JoinedProjections, joinable
 from ._linears import PackedLinear, activation_of, large
@@ -28,6 +28,7 @@ def fused_layers(model: nn.Module, weights: str | None) -> list[FusedLayer]:
     inside: set[nn.Module] = set()  # of attention modules, which read their parts' weights themselves
     padded = Padded()
     stacks: dict[nn.Module, LayerStack] = {}
+    buffers, mask = GrowingBuffers(), SharedMask()
     for part in model.modules():
         if isinstance(part, nn.ModuleList):
             stacks |= dict.fromkeys(_layers(part, linears), LayerStack(padded))
@@ -36,7 +37,11 @@ def fused_layers(model: nn.Module, weights: str | None) -> list[FusedLayer]:
         if has_own_forward(module):  # whatever it does, its module's structure does not say
             continue
         if module in stacks:
-            found.append(PaddedLayer(name, module, stacks[module]))
+            parts = parts_of(module, linears)
+            if parts is None:
+                found.append(PaddedLayer(name, module, stacks[module]))
+            else:
+                found.append(DecoderLayer(name, module, stacks[module], parts, buffers, mask))
         if module in inside:
             continue
         if isinstance(module, nn.MultiheadAttention):
@@ -147,7 +152,7 @@ def _norm(name: str, module: nn.Module) -> FusedLayer | None:
     weights = list(module.parameters())
     names = ("variance_epsilon", "eps", "epsilon")
     eps = next((name for name in names if isinstance(getattr(module, name, None), float)), None)
-    fast = type(module).__module__.startswith("torch.") or isinstance(module, RMSNorm)
+    fast = type(module).__module__.startswith("torch.") or isinstance(module, nn.RMSNorm)
     if fast or eps is None or len(weights) != 1 or module._buffers:
         return None
     own = isinstance(getattr(module, "weight", None), Tensor) and weights[0].dim() == 1

@@ -75,17 +75,20 @@ class PackedLinear:
         return self.product(x, self.weight, bias, activation, joined)
 
     def _rounded(self, x: Tensor, bias: Tensor | None, activation: str | None, joined: Any) -> Tensor:
-        weight = self.weight
+        copy = self.rounded_weight(x)
+        if x.numel() <= FEW * copy.shape[1]:
+            return finished(few_rows(x, copy, bias), activation, joined)
+        return multiply(x, copy.float(), bias, activation, joined)
+
+    def rounded_weight(self, x: Tensor) -> Tensor:
+        """The weight in bf16, for a product with x."""
+        weight, rows = self.weight, x.numel() // x.shape[-1]
 
         def rounded() -> Tensor:
             return weight.detach().to(torch.bfloat16).contiguous()
 
-        copy = self.rounded.of((weight,), x.numel() // x.shape[-1], rounded)
-        if copy is None:
-            copy = rounded()
-        if x.numel() <= FEW * weight.shape[1]:
-            return finished(few_rows(x, copy, bias), activation, joined)
-        return multiply(x, copy.float(), bias, activation, joined)
+        copy = self.rounded.of((weight,), rows, rounded, one_band=0 < rows <= FEW)
+        return rounded() if copy is None else copy
 
     def drop(self) -> None:
         """Keep only the packed copy and fill the weight itself with NaN until `restore`."""

@@ -22,7 +22,7 @@ T = TypeVar("T")
 _LINE = 64  # bytes
 _SMALL = 2**20  # bytes
 WHOLE = 2**16  # rows of a product beside which reading the whole weight costs under 1 % of the time
-_BANDS, _TALL = 8, 1024  # bands of a matrix, and rows from which it has them
+_BANDS, _TALL = 8, 512  # bands of a matrix, and rows from which it has them
 _STRIDE = 251  # of the entries compared where there are no native kernels
 
 

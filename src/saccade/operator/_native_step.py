@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
-from ._products import FEW, LARGE, Product, fits_int8, reads_integers, unfollowed
+from ._int8 import Int8Weight
+from ._products import FEW, unfollowed
 
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -43,11 +44,11 @@ class Norm:
 
 @dataclass
 class Matrix:
-    """A weight (F, E) and its bias (F,); `integers` reads an int8 weight."""
+    """A weight (F, E), its bias (F,), and the integers that are read in place of the weight."""
 
     weight: Tensor
     bias: Tensor | None = None
-    product: Product | None = None
+    integers: Int8Weight | None = None
 
 
 @dataclass
@@ -80,6 +81,7 @@ class Block:
     pairs: int = 0
     interleaved: bool = False
     window: int = 0  # keys that a query sees; 0: all
+    first: Tensor | None = None  # int64 (R,): the first key that a query sees, in place of a window
     sink: Tensor | None = None
     softcap: float = 0.0
 
@@ -170,7 +172,7 @@ def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> tuple[list[int]
         numbers += [cos.data_ptr(), sin.data_ptr(), 0 if cos.shape[0] == 1 else cos.shape[1], block.pairs]
     sink = None if block.sink is None else block.sink.detach().float().contiguous()
     kept.append(sink)
-    numbers.append(0 if sink is None else sink.data_ptr())
+    numbers += [0 if sink is None else sink.data_ptr(), 0 if block.first is None else block.first.data_ptr()]
     for cache, width in ((block.key_cache, head), (block.value_cache, block.value_width)):
         shape = cache.shape
         fits = (shape[0], shape[1], shape[3]) == (x.shape[0], block.kv_heads, width) and shape[2] >= held
@@ -197,15 +199,12 @@ def _vector(tensor: Tensor | None, width: int, x: Tensor) -> int:
 def _matrix(matrix: Matrix | None, width: int, x: Tensor, kept: list[Any]) -> list[int]:
     if matrix is None:
         return [0, 0, 0, 0, 0]
-    weight, product = matrix.weight, matrix.product
+    weight, integers = matrix.weight, matrix.integers
     if not is_plain(weight) or weight.dim() != 2 or weight.shape[1] != width or not weight.is_contiguous():
         raise Refused("a weight of another kind or shape")
     features = weight.shape[0]
     bias = _vector(matrix.bias, features, x)
-    if product is not None and product.users:
-        raise Refused("packed weights promise the same bits for one row and for many")
-    if product is not None and reads_integers(product) and weight.numel() >= LARGE and fits_int8(weight):
-        integers = product.in_int8(weight, x)
+    if integers is not None:
         kept.append(integers)
         return [2, features, integers.packed.data_ptr(), bias, integers.scales.data_ptr()]
     if weight.dtype is not x.dtype and not (weight.dtype is torch.bfloat16 and x.dtype is torch.float32):

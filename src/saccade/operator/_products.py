@@ -111,6 +111,11 @@ class Product:
             return finished(few_rows(x, weight, bias), activation, joined)
         return multiply(x, weight.detach(), bias, activation, joined) if single and at_half() else None
 
+    def integers(self, weight: Tensor, x: Tensor) -> Int8Weight | None:
+        """What a product with x reads in place of the weight; None if that is the weight itself."""
+        in_int8 = weight.numel() >= LARGE and reads_integers(self) and fits_int8(weight)
+        return self.in_int8(weight, x) if in_int8 else None
+
     def in_int8(self, weight: Tensor, x: Tensor | None = None) -> Int8Weight:
         """The weight in 8 bits, renewed after it has changed; ValueError if it is not finite.
 

@@ -5,7 +5,8 @@ Shape legend: R items, E width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,6 @@ from .config import GATED
 from .feed_forward import FeedForward
 from .norm import RMSNorm
 
-if TYPE_CHECKING:
-    from .stacks import Decoder
-
 _FORWARDS: dict[type[nn.Module], Any] = {
     kind: kind.forward
     for kind in (
@@ -33,20 +31,24 @@ _FORWARDS: dict[type[nn.Module], Any] = {
 }
 
 
-def native_step(decoder: Decoder, x: Tensor, cache: KVCache | None) -> Tensor | None:
-    """x (R, 1, E), which continues the tokens in the cache, through the stack; None if modules have to be called."""
-    if cache is None or x.dim() != 3 or x.shape[1:] != (1, decoder.config.width):
-        return None
+Layers = list[tuple[nn.Module, nn.Module | None]]
+
+
+def native_step(x: Tensor, cache: KVCache, layers: Callable[[], Layers], norm: nn.Module) -> Tensor | None:
+    """x (R, 1, E), which continues the tokens in the cache, through causal blocks and a last norm; None if these have
+    to be called.
+
+    Args:
+        layers: gives each block with the module of its positions.
+    """
     try:
         check_call(x)
-        return _step(decoder, x, cache)
+        return _step(x, cache, layers(), norm)
     except Refused:
         return None
 
 
-def _step(decoder: Decoder, x: Tensor, cache: KVCache) -> Tensor:
-    if not decoder.causal:
-        raise Refused("not causal")
+def _step(x: Tensor, cache: KVCache, modules: Layers, norm: nn.Module) -> Tensor:
     layers: list[GrowingLayer] = []
     for layer in cache.layers:
         if type(layer) is not GrowingLayer or layer._key is None or layer._key.shape[0] != x.shape[0]:
@@ -57,10 +59,10 @@ def _step(decoder: Decoder, x: Tensor, cache: KVCache) -> Tensor:
         raise Refused("the layers' lengths differ")
     held = [int(n) + 1 for n in before] * (x.shape[0] if before.size == 1 else 1)
     offset = layers[0].offset(1)
-    last = _norm(decoder.norm, x)
+    last = _norm(norm, x)
     blocks = [
-        _block(block, decoder._positions_of(block), layer, x, offset, max(held))
-        for block, layer in zip(decoder.blocks, layers, strict=True)
+        _block(block, positions, layer, x, offset, max(held))
+        for (block, positions), layer in zip(modules, layers, strict=True)
     ]
     out = run(x, held, blocks, last)
     for layer in layers:
@@ -85,8 +87,8 @@ def _block(
     key, value = layer.room(needed)
     made = Block(
         attention_norm=_norm(children["attention_norm"], x),
-        query=_matrix(parts["projection"]),
-        output=_matrix(parts["output"]),
+        query=_matrix(parts["projection"], x),
+        output=_matrix(parts["output"], x),
         heads=attention.sizes[0] // sizes.head,
         kv_heads=attention.sizes[1] // sizes.head,
         width=sizes.head,
@@ -111,7 +113,7 @@ def _block(
             raise Refused("dropout")
         gated = feed_forward.gated
         made.feed_forward_norm = Norm() if made.parallel else _norm(children["feed_forward_norm"], x)
-        made.up, made.down = _matrix(inside["gate_up" if gated else "up"]), _matrix(inside["down"])
+        made.up, made.down = _matrix(inside["gate_up" if gated else "up"], x), _matrix(inside["down"], x)
         made.activation = GATED[feed_forward.activation] if gated else feed_forward.activation
     return made
 
@@ -135,13 +137,15 @@ def _idle(dropout: nn.Module) -> bool:
     return not (dropout.training and dropout.p)
 
 
-def _matrix(layer: nn.Module) -> Matrix:
+def _matrix(layer: nn.Module, x: Tensor) -> Matrix:
     _bare(layer, Linear)
-    tensors = layer._parameters
+    tensors, product = layer._parameters, cast(Linear, layer).product
+    if product.users:
+        raise Refused("packed weights promise the same bits for one row and for many")
     weight = tensors.get("weight")
     if weight is None:
         raise Refused("a weight that is no parameter")
-    return Matrix(weight, tensors.get("bias"), layer.product)  # type: ignore[arg-type]
+    return Matrix(weight, tensors.get("bias"), product.integers(weight, x))
 
 
 def _norm(module: nn.Module, x: Tensor) -> Norm:

@@ -286,9 +286,11 @@ class Decoder(Stack):
         if cache is not None and len(cache) != len(self.blocks):
             raise ValueError(f"cache: made for {len(cache)} layers, but the decoder has {len(self.blocks)}")
         self._check_context(x, context, context_mask, cache)
-        step = native_step(self, x, cache) if plain and not return_weights else None
-        if step is not None:
-            return step
+        one = plain and self.causal and not return_weights and x.shape[1:] == (1, self.config.width)
+        if one and cache is not None:
+            step = native_step(x, cache, self._layers, self.norm)
+            if step is not None:
+                return step
 
         def of(layer: int) -> dict[str, Any]:
             kept = None if cache is None else cache.contexts[layer]
@@ -301,6 +303,9 @@ class Decoder(Stack):
         with undone_by_errors(cache):
             given: dict[str, Any] = dict(mask=mask, bias=bias, padding=padding, offset=offset)
             return self._run(x, of, return_weights, hidden_states, **given)
+
+    def _layers(self) -> list[tuple[nn.Module, nn.Module | None]]:
+        return [(block, self._positions_of(block)) for block in self.blocks]
 
     def _check_context(
         self, x: Tensor, context: Tensor | None, mask: Mask | Tensor | None, cache: KVCache | None

@@ -1,0 +1,160 @@
+"""Steps of transformers' decoders by native calls: the same logits, and the modules as soon as anybody looks inside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import saccade
+from saccade.operator._backends.native import _kernels
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.skipif(_kernels.module is None, reason="no native kernels")
+
+SIZES = dict(hidden_size=192, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, intermediate_size=250)
+MORE = dict(vocab_size=211, max_position_embeddings=64, pad_token_id=0, bos_token_id=None, eos_token_id=None)
+KINDS = {
+    "Llama": dict(attention_bias=True, mlp_bias=True),
+    "Mistral": dict(sliding_window=7),
+    "Qwen3": dict(head_dim=64),
+    "Gemma3Text": dict(sliding_window=7, head_dim=64, query_pre_attn_scalar=64),
+}
+NEW = 15
+
+
+def model_of(kind, **options):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**SIZES, **MORE, **options)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+def logits(model, **options):
+    """Of `NEW` tokens after two prompts of 9 and 5 tokens, (B, NEW, V)."""
+    ids = torch.randint(1, 211, (2, 9), generator=torch.Generator().manual_seed(1))
+    real = torch.ones_like(ids)
+    ids[1, :4] = real[1, :4] = 0
+    asked = dict(max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, return_dict_in_generate=True)
+    out = model.generate(ids, attention_mask=real, output_logits=True, **asked, **options)
+    return torch.stack(out.logits, 1)
+
+
+def close(got, want):
+    """float32 through two layers of sums of at most 250 terms."""
+    assert torch.allclose(got, want, atol=250 * 2.0**-23 * want.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_and_logits_are_the_model_s(kind):
+    """Prompts that are padded on the left, past a window of 7; beams, which reorder the cache."""
+    model = model_of(kind, **KINDS[kind])
+    want, beams = logits(model), logits(model, num_beams=2)
+    with saccade.accelerate(model) as run:
+        close(logits(model), want)
+        assert run.backends["native"] == 2 * (NEW - 2)  # the prompt by modules; the first step to compare
+        close(logits(model, num_beams=2), beams)
+    assert "decoder layer" not in str(saccade.accelerate(model))
+    close(logits(model), want)
+
+
+def test_what_computes_otherwise_is_not_believed():
+    """Ernie turns neighbouring features: its modules have the same names."""
+    model = model_of("Ernie4_5")
+    want = logits(model)
+    with saccade.accelerate(model) as run:
+        close(logits(model), want)
+        assert not run.backends["native"]
+
+
+class Steps:
+    """A model that decodes token by token, beside what its modules give for the whole text without a cache."""
+
+    def __init__(self, kind="Llama", **options):
+        self.model = model_of(kind, **options)
+        self.ids = torch.randint(1, 211, (2, 30), generator=torch.Generator().manual_seed(1))
+        self.at, self.cache = 5, transformers.DynamicCache(config=self.model.config)
+        self.model(self.ids[:, :5], past_key_values=self.cache)
+
+    def agrees(self):
+        got = self.model(self.ids[:, self.at : self.at + 1], past_key_values=self.cache).logits[:, -1]
+        self.at += 1
+        close(got, self.model(self.ids[:, : self.at], use_cache=False).logits[:, -1])
+
+
+@torch.no_grad()
+def test_changes_between_two_tokens_are_seen():
+    steps = Steps("Granite")
+    layer = steps.model.model.layers[1]
+
+    def adapted():
+        class Adapted(torch.nn.Module):
+            def __init__(self, base):
+                super().__init__()
+                self.base = base
+
+            def forward(self, x):
+                return 2 * self.base(x)
+
+        layer.self_attn.v_proj = Adapted(layer.self_attn.v_proj)
+
+    changes = [
+        lambda: layer.mlp.down_proj.weight.mul_(1.5),
+        lambda: layer.mlp.up_proj.weight.data.mul_(1.5),
+        lambda: setattr(layer.input_layernorm, "weight", torch.nn.Parameter(torch.randn(192))),
+        lambda: setattr(layer, "residual_multiplier", 0.5),
+        lambda: layer.mlp.register_forward_hook(lambda module, args, out: 3 * out),
+        adapted,
+    ]
+    with saccade.accelerate(steps.model) as run:
+        steps.agrees()
+        for change in changes:
+            steps.agrees()
+            taken = run.backends["native"]
+            change()
+            steps.cache = transformers.DynamicCache(config=steps.model.config)
+            steps.model(steps.ids[:, : steps.at], past_key_values=steps.cache)
+            steps.agrees()
+            steps.agrees()
+        assert run.backends["native"] == taken + 2  # the other layer, which nobody changed
+
+
+@torch.no_grad()
+def test_a_cache_that_others_change_is_read_anew():
+    steps = Steps()
+    with saccade.accelerate(steps.model) as run:
+        for change in (
+            lambda cache: None,
+            lambda cache: cache.crop(-3),
+            lambda cache: cache.reorder_cache(torch.tensor([1, 0])),
+            lambda cache: setattr(cache.layers[0], "values", cache.layers[0].values.clone()),
+        ):
+            for _ in range(3):
+                steps.agrees()
+            held = steps.cache.layers[0].keys, steps.cache.layers[0].keys.clone()
+            change(steps.cache)
+            if steps.cache.get_seq_length() < steps.at:
+                steps.at -= 3
+            if change.__code__.co_names[:1] == ("reorder_cache",):
+                steps.ids = steps.ids.flip(0)
+            steps.agrees()
+            assert torch.equal(*held)  # what was handed out stays
+        assert run.backends["native"] > 20
+
+
+@torch.no_grad()
+def test_whoever_watches_differentiates_or_asks_for_weights_gets_the_modules():
+    steps, records = Steps(), []
+    with saccade.accelerate(steps.model) as run:
+        for _ in range(3):
+            steps.agrees()
+        taken = run.backends["native"]
+        with saccade.watch(steps.model, on_record=records.append):
+            steps.model(steps.ids[:, 8:9], past_key_values=steps.cache)
+        assert len(records) == 2
+        with torch.enable_grad():
+            steps.model(steps.ids[:, 9:10], past_key_values=steps.cache).logits.sum().backward()
+        steps.model.config._attn_implementation = "eager"
+        steps.model(steps.ids[:, 10:11], past_key_values=steps.cache)
+        assert run.backends["native"] == taken
