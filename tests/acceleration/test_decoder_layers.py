@@ -83,41 +83,62 @@ class Steps:
         close(got, self.model(self.ids[:, : self.at], use_cache=False).logits[:, -1])
 
 
+class Adapted(torch.nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+    def forward(self, x):
+        return 2 * self.base(x)
+
+
+# Each with how many of the two layers are computed natively afterwards.
+CHANGES = {
+    "a write": (lambda layer: layer.mlp.down_proj.weight.mul_(1.5), 2),
+    "a write that is not counted": (lambda layer: layer.mlp.up_proj.weight.data.mul_(1.5), 2),
+    "another parameter": (
+        lambda layer: setattr(layer.input_layernorm, "weight", torch.nn.Parameter(torch.randn(192))),
+        2,
+    ),
+    "a number": (lambda layer: setattr(layer, "residual_multiplier", 0.5), 1),
+    "a hook": (lambda layer: layer.mlp.register_forward_hook(lambda module, args, out: 3 * out), 1),
+    "a hook for all": (lambda layer: None, 0),
+    "an adapter": (lambda layer: setattr(layer.self_attn, "v_proj", Adapted(layer.self_attn.v_proj)), 1),
+    "a forward": (lambda layer: setattr(layer.self_attn, "forward", scaled(layer.self_attn.forward)), 1),
+}
+
+
+def scaled(forward):
+    def other(*args, **kwargs):
+        out, weights = forward(*args, **kwargs)
+        return 2 * out, weights
+
+    return other
+
+
 @torch.no_grad()
-def test_changes_between_two_tokens_are_seen():
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_between_two_tokens_are_seen(name):
+    change, native = CHANGES[name]
     steps = Steps("Granite")
-    layer = steps.model.model.layers[1]
-
-    def adapted():
-        class Adapted(torch.nn.Module):
-            def __init__(self, base):
-                super().__init__()
-                self.base = base
-
-            def forward(self, x):
-                return 2 * self.base(x)
-
-        layer.self_attn.v_proj = Adapted(layer.self_attn.v_proj)
-
-    changes = [
-        lambda: layer.mlp.down_proj.weight.mul_(1.5),
-        lambda: layer.mlp.up_proj.weight.data.mul_(1.5),
-        lambda: setattr(layer.input_layernorm, "weight", torch.nn.Parameter(torch.randn(192))),
-        lambda: setattr(layer, "residual_multiplier", 0.5),
-        lambda: layer.mlp.register_forward_hook(lambda module, args, out: 3 * out),
-        adapted,
-    ]
     with saccade.accelerate(steps.model) as run:
+        for _ in range(3):
+            steps.agrees()
+        assert run.backends["native"] == 2 * 2
+        change(steps.model.model.layers[1])
+        hook = None
+        if name == "a hook for all":
+            hook = torch.nn.modules.module.register_module_forward_hook(
+                lambda module, args, out: 2 * out if isinstance(module, torch.nn.SiLU | torch.nn.Linear) else None
+            )
+        steps.cache = transformers.DynamicCache(config=steps.model.config)
+        steps.model(steps.ids[:, : steps.at], past_key_values=steps.cache)
         steps.agrees()
-        for change in changes:
-            steps.agrees()
-            taken = run.backends["native"]
-            change()
-            steps.cache = transformers.DynamicCache(config=steps.model.config)
-            steps.model(steps.ids[:, : steps.at], past_key_values=steps.cache)
-            steps.agrees()
-            steps.agrees()
-        assert run.backends["native"] == taken + 2  # the other layer, which nobody changed
+        taken = run.backends["native"]
+        steps.agrees()
+        if hook is not None:
+            hook.remove()
+        assert run.backends["native"] == taken + native
 
 
 @torch.no_grad()
