@@ -61,12 +61,12 @@ def t5():
 FAMILIES = {
     "BERT": (bert, {"linear": 12, "linear and activation": 2, "linear, sum and norm": 4, "layer without padding": 2}),
     "GPT-2": (gpt2, {"linear": 8, "feed-forward": 2, "layer without padding": 2}),
-    "Llama": (llama, {"linear": 10, "gated feed-forward": 2, "RMS norm": 5, "layer without padding": 2}),
+    "Llama": (llama, {"linear": 10, "gated feed-forward": 2, "RMS norm": 5, "decoder layer": 2}),
     "T5": (t5, {"linear": 12, "feed-forward": 2, "RMS norm": 5}),  # its scores between tokens cannot be packed
     "a window": (lambda: llama("Mistral", sliding_window=5), {"linear": 10, "gated feed-forward": 2, "RMS norm": 5}),
     "1 + weight": (
         lambda: llama("Gemma", head_dim=32),  # its norm looks like Llama's
-        {"linear": 10, "gated feed-forward": 2, "RMS norm": 5, "layer without padding": 2},
+        {"linear": 10, "gated feed-forward": 2, "RMS norm": 5, "decoder layer": 2},
     ),
     "PyTorch": (
         Encoder,

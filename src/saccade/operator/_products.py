@@ -36,6 +36,7 @@ FEW = 0 if _kernels.module is None else _kernels.module.most_rows
 LARGE = 2**15  # entries of a weight, below which a call costs more than reading it
 ORDERED = 0 if _kernels.module is None else _kernels.module.most_ordered_rows  # more are as fast with a packed copy
 _BLOCKS = 512, 1024  # terms that oneDNN adds one by one before it adds their sum to the others
+_PLAIN = 4  # rows of bf16 up to which a packed copy is no faster
 _SIDE = 16  # of the unit matrix, see `_ordered`
 _ROWS = 64  # a layout chosen for fewer rows is slower for many, and one for many as fast for few
 
@@ -51,8 +52,8 @@ class Product:
     reading the weights. Where there are `users`, all rows take a packed copy. In float32, with or without gradients,
     oneDNN multiplies by plain weights where PyTorch's matmul leaves half of the processor idle.
 
-    With a packed copy a row's bits do not depend on the rows beside it, nor on the number of threads: oneDNN sums in
-    one order for two rows and more. One or two rows are multiplied by the weight itself in that same order, where a
+    With a packed copy a float32 row's bits do not depend on the rows beside it, nor on the number of threads: oneDNN
+    sums in one order for two rows and more. One or two rows are multiplied by the weight itself in that same order, where a
     trial gave the same bits; elsewhere a single row is multiplied twice.
 
     `weights="int8"` multiplies by a copy of the weight in 8 bits, whatever the number of rows.
@@ -101,13 +102,15 @@ class Product:
         """The product without gradients; None if PyTorch is as fast."""
         few = large and x.numel() <= FEW * weight.shape[1] and weight.is_contiguous()
         single = large and x.dtype == torch.float32
+        if few and x.dtype == torch.bfloat16 and (not self.users or x.numel() <= _PLAIN * weight.shape[1]):
+            return finished(few_rows(x, weight, bias), activation, joined)
         if self.users and x.dtype in dtypes() and not weight.is_inference():  # changes of such are not counted
             if single and x.numel() <= ORDERED * weight.shape[1]:
                 block = self._block(x, weight, bias, activation)
                 if block:
                     return _ordered(x, weight, bias, activation, joined, block)
             return multiply(x, self._packed(x, weight), bias, activation, joined)
-        if few and x.dtype in DTYPES:
+        if few and single:
             return finished(few_rows(x, weight, bias), activation, joined)
         return multiply(x, weight.detach(), bias, activation, joined) if single and at_half() else None
 
