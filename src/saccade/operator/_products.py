@@ -84,7 +84,13 @@ class Product:
         large = weight.numel() >= LARGE
         in_int8 = self.weights == "int8" and large and not _THREAD.unrounded
         if in_int8 and fits_int8(weight) and _plain(x, weight) and fits(bias, weight):
-            return finished(int8_product(x, weight, bias, self.in_int8(weight, x)), activation, joined)
+            product = int8_product(x, weight, bias, self.in_int8(weight, x))
+            if _THREAD.compare is not None:
+                with unrounded():
+                    exact = self(x, weight, bias)
+                _THREAD.compare(self, x, exact, product)
+                product = exact
+            return finished(product, activation, joined)
         if (large or self.users) and _plain(x, weight) and fits(bias, weight):
             if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or _differentiable(bias, joined)):
                 if large and x.dtype == torch.float32 and at_half() and x.numel() > FEW * weight.shape[1]:
@@ -145,8 +151,12 @@ class Product:
         return Product, ()
 
 
+Compare = Callable[[Product, Tensor, Tensor, Tensor], None]
+
+
 class _ThreadState(threading.local):
     unrounded = False
+    compare: Compare | None = None
 
 
 _THREAD = _ThreadState()
@@ -161,6 +171,19 @@ def unrounded() -> Iterator[None]:
         yield
     finally:
         _THREAD.unrounded = before
+
+
+@contextlib.contextmanager
+def comparing(compare: Compare) -> Iterator[None]:
+    """A block in which this thread's products in 8 bits are computed in float, too, and give that result.
+
+    Each calls `compare(product, x, exact, rounded)` with its input and both results, before activations and sums.
+    """
+    before, _THREAD.compare = _THREAD.compare, compare
+    try:
+        yield
+    finally:
+        _THREAD.compare = before
 
 
 def fits_int8(weight: Tensor) -> bool:
