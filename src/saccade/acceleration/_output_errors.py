@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 Outputs = tuple[Tensor | None, Tensor]
 
-_SAME = 1e-6  # what a cosine may be below 1 if the same is computed in two ways
+_SAME = 1e-3  # relative difference of outputs that are computed in two ways
 _AT_ONCE = 2**22  # numbers in float64
 _DECODER = ("decoder_attention_mask",)
 _ENCODER = ("attention_mask", "src_key_padding_mask")
@@ -63,41 +63,44 @@ class Samples:
         as_logits: whether an output without names, a tensor or a tuple, is logits, and logits are needed.
     """
 
-    def __init__(self, inputs: list[Any], as_logits: bool):
+    def __init__(self, inputs: Sequence[Any], as_logits: bool):
         self.inputs = inputs
         self._as_logits = as_logits
         self._now: Any = None  # the sample that the model reads
 
     def error(self, exact: Iterable[Outputs], rounded: Iterable[Outputs]) -> OutputError:
         """The distance of the rounded model's outputs from the float model's."""
-        divergence, agreeing, cosines = 0.0, 0, []
+        divergences, agreeing, cosines = [], [], []
         for (exact_logits, exact_vectors), (logits, vectors) in zip(exact, rounded, strict=True):
-            cosines += [_cosines(*rows) for rows in _in_parts(exact_vectors, vectors)]
+            # Equal rows have a cosine of 1, those of zeros, too.
+            cosines += [
+                F.cosine_similarity(a.double(), b.double(), dim=-1).where((a != b).any(-1), 1.0)
+                for a, b in _in_parts(exact_vectors, vectors)
+            ]
             if exact_logits is not None and logits is not None:
                 for a, b in _in_parts(exact_logits, logits):
                     p, q = a.double().log_softmax(-1), b.double().log_softmax(-1)
-                    divergence += float((p.exp() * (p - q)).where(p > -math.inf, 0.0).sum())
-                    agreeing += int((a.argmax(-1) == b.argmax(-1)).sum())
+                    divergences.append((p.exp() * (p - q)).where(p > -math.inf, 0.0).sum(-1))
+                    agreeing.append(a.argmax(-1) == b.argmax(-1))
         cosine = torch.cat(cosines)
         error = OutputError(cosine=float(cosine.mean()), worst_cosine=float(cosine.min()))
-        if exact_logits is None:
+        if not divergences:
             return error
-        kl = max(divergence, 0.0) / len(cosine)  # in this order NaN stays
-        return dataclasses.replace(error, kl=kl, agreement=agreeing / len(cosine))
+        kl = float(torch.cat(divergences).mean().clamp(min=0))
+        return dataclasses.replace(error, kl=kl, agreement=float(torch.cat(agreeing).double().mean()))
 
-    def check_equal(self, first: list[Outputs], second: list[Outputs]) -> None:
+    def check_equal(self, first: Iterable[Outputs], second: Iterable[Outputs]) -> None:
         """ValueError unless these outputs of the float model can be compared with others."""
-        for place, (pair, again) in enumerate(zip(first, second, strict=True)):
-            vectors = pair[1]
+        for place, ((_, vectors), (_, again)) in enumerate(zip(first, second, strict=True)):
             if bool(vectors.isnan().any()):
                 raise ValueError(f"samples[{place}]: the model gives NaN in float")
             if not len(vectors):
                 raise ValueError(f"samples[{place}]: expected real tokens, but the mask hides all of them")
-            far = 1 - (self.error([pair], [again]).worst_cosine or 0.0)
-            if not far <= max(_SAME, torch.finfo(vectors.dtype).eps):
+            off, size = (again - vectors).where(again != vectors, 0.0).double().norm(), vectors.double().norm()
+            if not off <= size * max(_SAME, 8 * torch.finfo(vectors.dtype).eps):
                 raise ValueError(
-                    f"samples[{place}]: expected the same outputs at each call, but in float the second call's have a "
-                    f"cosine of {1 - far:.6f} to the first one's. A cache inside the sample is a known cause"
+                    f"samples[{place}]: expected the same outputs at each call, but in float a second call's differ by "
+                    f"{off / size:.1e} of their norm. A cache inside of the sample is a known cause"
                 )
 
     def real_rows(self, x: Tensor) -> Tensor:
@@ -118,9 +121,10 @@ class Samples:
                 self._now = None
             logits, vectors = self._of(out, place)
             decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-            masks = _DECODER if decodes or _names_decoder(sample) else _ENCODER
+            decodes = decodes or (isinstance(sample, Mapping) and "decoder_input_ids" in sample)
+            masks = _DECODER if decodes else _ENCODER
             kept = _rows(vectors, sample, masks)
-            yield (None if logits is None else kept if logits is vectors else _rows(logits, sample, masks)), kept
+            yield (kept if logits is vectors else None if logits is None else _rows(logits, sample, masks)), kept
 
     def _of(self, out: Any, place: int) -> tuple[Tensor | None, Tensor]:
         """Logits and vectors among a model's outputs."""
@@ -133,15 +137,13 @@ class Samples:
             hidden = next((x for x in parts if isinstance(x, Tensor) and x.dim() > 1 and x.is_floating_point()), None)
             logits = hidden if bare and self._as_logits else None
         vectors = logits if hidden is None else hidden
-        if vectors is None:
+        if vectors is None or vectors.shape[-1] < 2:  # of a single number the softmax is 1, and the cosine its sign
             raise ValueError(
-                f"samples[{place}]: expected logits, last_hidden_state or a tensor of two axes or more as the model's "
-                f"output, got {type(out).__name__}"
+                f"samples[{place}]: expected logits, last_hidden_state or a tensor with rows of two numbers or more as "
+                f"output, got {type(out).__name__}; a metric= without samples measures any model"
             )
         if self._as_logits and logits is None:
             raise ValueError(f"max_kl: expected a model with logits, got {type(out).__name__} without; use min_cosine")
-        if self._as_logits and logits is not None and logits.shape[-1] < 2:
-            raise ValueError("max_kl: expected logits of two classes or more, got one; use max_drop with a metric")
         return logits, vectors
 
 
@@ -172,11 +174,6 @@ def metric_of(model: nn.Module, metric: Callable[[Any], float]) -> float:
     return number
 
 
-def _cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Cosines of the rows; 1 for equal rows, those of zeros among them."""
-    return F.cosine_similarity(a.double(), b.double(), dim=-1).where((a != b).any(-1), 1.0)
-
-
 def _in_parts(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     count = max(1, _AT_ONCE // a.shape[-1])
     return zip(a.split(count), b.split(count), strict=True)
@@ -185,8 +182,8 @@ def _in_parts(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 def _rows(x: Tensor, sample: Any, masks: tuple[str, ...]) -> Tensor:
     """x (B, L, E) as its rows at real tokens; all rows of outputs that have no place for each token."""
     real = _real(sample, x.shape[:-1], masks)
-    rows = x.flatten(0, -2)
-    return rows if real is None else rows[real]
+    rows = x.detach().flatten(0, -2)
+    return rows.clone() if real is None else rows[real]  # a model may use its memory again
 
 
 def _real(sample: Any, shape: torch.Size, names: tuple[str, ...]) -> Tensor | None:
@@ -198,10 +195,6 @@ def _real(sample: Any, shape: torch.Size, names: tuple[str, ...]) -> Tensor | No
                 return (~mask if mask.dtype == torch.bool else mask != -math.inf).flatten()
             return (mask != 0).flatten()
     return None
-
-
-def _names_decoder(sample: Any) -> bool:
-    return isinstance(sample, Mapping) and any(name.startswith("decoder_") for name in sample)
 
 
 def _named(out: Any, name: str) -> Tensor | None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,8 @@ from ..support._evaluating import evaluating
 from ._effects import same_random_numbers
 from ._output_errors import OutputError, Outputs, Samples, inputs_of, metric_of
 from ._thread import THREAD
+
+T = TypeVar("T")
 
 _TINY = 1e-12  # stands for an allowed error of 0
 _SLACK = 1e-9  # of a bound: 0.90 - 0.89 is more than 0.01 in floating point
@@ -125,7 +126,7 @@ class Rounding:
 
 
 class Measurement:
-    """The arguments of a measurement, which is made anew at each call: weights may have changed.
+    """Measures models as `saccade.accelerate` was asked to, each time anew: weights may have changed.
 
     Raises:
         TypeError, ValueError: samples or a metric that are none, or that a bound lacks.
@@ -140,7 +141,7 @@ class Measurement:
         if metric is not None and not callable(metric):
             raise TypeError(f"metric: expected a function of the model, got {type(metric).__name__}")
         self.bounds, self.metric = bounds, metric
-        self.samples = None if samples is None else inputs_of(samples)
+        self.samples = Samples(() if samples is None else inputs_of(samples), bounds.max_kl is not None)
 
     def __call__(self, model: nn.Module, products: Mapping[Product, str]) -> tuple[Rounding, Collection[Product]]:
         """Measure an accelerated model with `products` in 8 bits, and choose which of them stay in float.
@@ -149,19 +150,18 @@ class Measurement:
             ValueError: a sample that the model cannot run, outputs without what a bound is about, or a bound that no
                 selection of layers meets.
         """
-        samples = None if self.samples is None else Samples(self.samples, self.bounds.max_kl is not None)
-        trial = _Trial(model, products, samples, self.metric, self.bounds)
+        trial = _Trial(self, model, products)
         with torch.no_grad(), evaluating(model), THREAD.held.uncounted():
             trial.observe()
             with THREAD.held.unproved():
-                whole = trial.error(every=True)
+                whole = outputs = trial.error()
                 alone: dict[Product, OutputError] = {}
                 in_float: set[Product] = set()
                 if not (self.bounds.given() and self.bounds.hold(whole)):
                     alone = {layer: trial.error(trial.layers.keys() - {layer}) for layer in trial.layers}
                     if self.bounds.given():
                         in_float = trial.chosen(alone)
-                outputs = trial.error(in_float, every=True) if in_float else whole
+                        outputs = trial.error(in_float)
         return trial.report(alone, in_float, outputs, whole), in_float
 
 
@@ -182,46 +182,36 @@ class _Trial:
     """An accelerated model; each pass over the samples chooses which of its layers read copies in 8 bits.
 
     Attributes:
-        layers: those that the samples call. before: the metric in float.
+        layers: those that the samples call. exact, before: outputs and metric in float.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        products: Mapping[Product, str],
-        samples: Samples | None,
-        metric: Callable[[Any], float] | None,
-        bounds: Bounds,
-    ):
-        self.model, self.products, self.samples, self.metric, self.bounds = model, products, samples, metric, bounds
+    def __init__(self, given: Measurement, model: nn.Module, products: Mapping[Product, str]):
+        self.samples, self.metric, self.bounds = given.samples, given.metric, given.bounds
+        self.model, self.products = model, products
         self.layers: dict[Product, _Sums] = {}
         self.exact: list[Outputs] = []
-        self.before = 0.0
+        self.before: float | None = None
         self.passes = 0
 
     def observe(self) -> None:
-        """Run the model in float twice: its layers prove themselves, then each layer's own error is measured."""
-        with self._passing(), unrounded():
-            first = [] if self.samples is None else list(self.samples.outputs(self.model))
-            self.before = 0.0 if self.metric is None else self._metric()
-        with self._passing(), THREAD.held.unproved(), comparing(self._compare):
-            if self.samples is None:
-                self.before = self._metric()
-                return
-            self.exact = list(self.samples.outputs(self.model))
-        self.samples.check_equal(first, self.exact)
+        """Run the model in float: its layers prove themselves, then each layer's own error is measured.
 
-    def error(self, in_float: Collection[Product] = (), every: bool = False) -> OutputError:
-        """The outputs with these layers in float; `every` figure, or those that the bounds are about."""
+        In a first pass layers of padded batches prove themselves, in a second what is inside of them.
+        """
+        with unrounded():
+            self.exact, _ = self._pass(list)
+            self._pass(lambda again: self.samples.check_equal(self.exact, again))
+        with THREAD.held.unproved(), comparing(self._compare):
+            self.exact, self.before = self._pass(list)
+
+    def error(self, in_float: Collection[Product] = ()) -> OutputError:
+        """Of the outputs, with these layers in float."""
         for product in self.products:
             product.weights = None if product in in_float else "int8"
-        by_metric = self.metric is not None and (every or self.samples is None or self.bounds.max_drop is not None)
-        of_outputs = self.bounds.max_kl is not None or self.bounds.min_cosine is not None
-        error = OutputError()
-        with self._passing():
-            if self.samples is not None and (every or of_outputs or not by_metric):
-                error = self.samples.error(self.exact, self.samples.outputs(self.model))
-            return dataclasses.replace(error, drop=self.before - self._metric()) if by_metric else error
+        error, now = self._pass(
+            lambda outputs: self.samples.error(self.exact, outputs) if self.exact else OutputError()
+        )
+        return error if self.before is None or now is None else dataclasses.replace(error, drop=self.before - now)
 
     def chosen(self, alone: Mapping[Product, OutputError]) -> set[Product]:
         """Layers to leave in float so that the bounds hold: those that harm most for their multiply-adds.
@@ -234,8 +224,8 @@ class _Trial:
         best = min(alone, key=lambda x: excess[x])
         if not self.bounds.hold(alone[best]):
             raise ValueError(
-                f"{self.bounds}: no selection of layers in int8 meets it. Nearest is {self.products[best]} alone in "
-                f"int8: {alone[best]}"
+                f"{self.bounds}: no selection of layers in int8 meets it; nearest is {self.products[best]} alone in "
+                f"int8, with {alone[best]}"
             )
         too_few, enough = 0, len(order)
         while enough - too_few > 1:
@@ -270,7 +260,7 @@ class _Trial:
             layers=tuple(sorted(layers, key=harm, reverse=True)),
             outputs=outputs,
             all_int8=whole,
-            metric=None if outputs.drop is None else (self.before, self.before - outputs.drop),
+            metric=None if self.before is None or outputs.drop is None else (self.before, self.before - outputs.drop),
             rows=sum(len(vectors) for _, vectors in self.exact),
             passes=self.passes,
             uncalled=tuple(name for product, name in self.products.items() if product not in self.layers),
@@ -278,23 +268,19 @@ class _Trial:
         )
 
     def _compare(self, product: Product, x: Tensor, exact: Tensor, rounded: Tensor) -> None:
-        if self.samples is not None:
-            exact, rounded = self.samples.real_rows(exact), self.samples.real_rows(rounded)
+        exact, rounded = self.samples.real_rows(exact), self.samples.real_rows(rounded)
         sums = self.layers.setdefault(product, _Sums())
         sums.off += float((rounded.double() - exact.double()).square().sum())
         sums.size += float(exact.double().square().sum())
         sums.work += exact.numel() * x.shape[-1]
 
-    def _metric(self) -> float:
-        assert self.metric is not None
-        return metric_of(self.model, self.metric)
-
-    @contextmanager
-    def _passing(self) -> Iterator[None]:
-        """A pass, which draws the same random numbers as every other one."""
+    def _pass(self, read: Callable[[Iterator[Outputs]], T]) -> tuple[T, float | None]:
+        """What is read from the outputs, and the metric, with the same random numbers in each pass."""
         self.passes += 1
         with same_random_numbers():
-            yield
+            return read(self.samples.outputs(self.model)), None if self.metric is None else metric_of(
+                self.model, self.metric
+            )
 
 
 def _check(name: str, value: Any, expected: str, fits: Callable[[Any], bool]) -> None:
