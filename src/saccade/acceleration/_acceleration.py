@@ -143,7 +143,7 @@ class Acceleration(CallCounts):
         if self._model is None:
             return text
         none = ["    none: no linear layer is large enough, and no other part is known"]
-        rounding = [] if self.rounding is None else self.rounding.lines()
+        rounding = [] if self.rounding is None else [str(self.rounding)]
         return "\n".join([text, "modules of the model:", *(list(self._model.lines()) or none), *rounding])
 
     def _calls(self) -> str:

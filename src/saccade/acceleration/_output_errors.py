@@ -34,6 +34,11 @@ class OutputError:
         cosine: mean cosine of the last hidden states; of the logits in models that return nothing else.
         worst_cosine: the smallest of these cosines.
         drop: the metric of the float model minus the metric now.
+
+    Example:
+        >>> from saccade.acceleration import OutputError
+        >>> print(OutputError(kl=2e-4, agreement=0.99))
+        KL 2.00e-04 nats, same top class 99.00%
     """
 
     kl: float | None = None
@@ -43,16 +48,12 @@ class OutputError:
     drop: float | None = None
 
     def __str__(self) -> str:
-        return ", ".join(self.parts())
-
-    def parts(self) -> list[str]:
-        """The figures in words."""
         parts = []
         if self.kl is not None:
             parts += [f"KL {self.kl:.2e} nats", f"same top class {self.agreement:.2%}"]
         if self.worst_cosine is not None:
             parts += [f"worst cosine {self.worst_cosine:.6f}", f"mean {self.cosine:.6f}"]
-        return parts if self.drop is None else [*parts, f"metric lower by {self.drop:.4g}"]
+        return ", ".join(parts if self.drop is None else [*parts, f"metric lower by {self.drop:.4g}"])
 
 
 class Samples:

@@ -44,7 +44,7 @@ class Bounds:
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={value:g}" for name, value in self.given().items())
+        return ", ".join(f"{name}={value}" for name, value in self.given().items())
 
     def excess(self, error: OutputError) -> float:
         """The error as a multiple of the allowed one, for the bound that it uses up most; without bounds the error."""
@@ -69,6 +69,12 @@ class LayerRounding:
         share: of the multiply-adds of all these layers, an estimate of what it costs to leave it in float.
         alone: the outputs if only this layer is in 8 bits; None where a bound holds without knowing it.
         in_float: whether it is left in float.
+
+    Example:
+        >>> from saccade.acceleration import LayerRounding, OutputError
+        >>> layer = LayerRounding("mlp.down", error=0.007, share=0.25, alone=OutputError(kl=2e-4), in_float=False)
+        >>> layer.alone.kl
+        0.0002
     """
 
     name: str
@@ -80,7 +86,7 @@ class LayerRounding:
 
 @dataclasses.dataclass(frozen=True)
 class Rounding:
-    """What 8 bits do to the linear layers and the outputs of a model, on the samples.
+    """Errors of a model's linear layers and outputs in 8 bits, on the samples.
 
     Attributes:
         layers: the linear layers that the samples call, the most harmful first: by the outputs with this layer alone in
@@ -92,6 +98,14 @@ class Rounding:
         passes: how often the samples were run.
         uncalled: layers in 8 bits that no sample calls, so that nothing is known about them.
         bounds: in words; empty if there are none.
+
+    Example:
+        >>> import torch, saccade
+        >>> model, x = torch.nn.Sequential(torch.nn.Linear(192, 192), torch.nn.Linear(192, 256)), torch.randn(7, 192)
+        >>> with saccade.accelerate(model, weights="int8", samples=[x], max_kl=0.1) as run:
+        ...     pass
+        >>> run.rounding.outputs.kl < 0.1, [layer.in_float for layer in run.rounding.layers]
+        (True, [False, False])
     """
 
     layers: tuple[LayerRounding, ...]
@@ -104,10 +118,9 @@ class Rounding:
     bounds: str
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        return "\n".join(self._lines())
 
-    def lines(self) -> Iterator[str]:
-        """The report."""
+    def _lines(self) -> Iterator[str]:
         kept = [layer for layer in self.layers if layer.in_float]
         of = f"{self.rows:,} tokens or items" if self.rows else "the metric"
         yield f"rounding to int8, measured by {of} in {self.passes} passes:"
@@ -119,7 +132,7 @@ class Rounding:
         elif self.bounds:
             yield f"    none in float: {self.bounds} holds"
         for layer in self.layers[:_NAMED]:
-            alone = "" if layer.alone is None else f", alone in int8: {layer.alone.parts()[0]}"
+            alone = "" if layer.alone is None else f", alone in int8: {str(layer.alone).partition(',')[0]}"
             yield f"    harm by {layer.name}: own error {layer.error:.2g}{alone}"
         if self.uncalled:
             yield f"    {len(self.uncalled)} more in int8 that were not called"
@@ -167,7 +180,7 @@ class Measurement:
 
 @dataclasses.dataclass
 class _Sums:
-    """Of one layer's products: squares of their errors and of themselves, and multiply-adds."""
+    """Sums over one layer's products: squares of their errors and of themselves, and multiply-adds."""
 
     off: float = 0.0
     size: float = 0.0
@@ -205,7 +218,7 @@ class _Trial:
             self.exact, self.before = self._pass(list)
 
     def error(self, in_float: Collection[Product] = ()) -> OutputError:
-        """Of the outputs, with these layers in float."""
+        """Error of the outputs with these layers in float."""
         for product in self.products:
             product.weights = None if product in in_float else "int8"
         error, now = self._pass(
@@ -275,7 +288,7 @@ class _Trial:
         sums.work += exact.numel() * x.shape[-1]
 
     def _pass(self, read: Callable[[Iterator[Outputs]], T]) -> tuple[T, float | None]:
-        """What is read from the outputs, and the metric, with the same random numbers in each pass."""
+        """Read the outputs of a pass, and the metric, with the same random numbers in each pass."""
         self.passes += 1
         with same_random_numbers():
             return read(self.samples.outputs(self.model)), None if self.metric is None else metric_of(
