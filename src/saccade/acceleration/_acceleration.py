@@ -221,19 +221,18 @@ def accelerate(
         keep_weights: False keeps only the packed copies, so that memory does not grow. Meanwhile weights read as NaN,
             and `state_dict()` and gradients raise an error. They are put back bit for bit at the end. Shared weights
             and those of `nn.MultiheadAttention` stay as they are then.
-        max_kl: with weights="int8": the largest mean KL(float || int8), in nats, between the distributions by the
-            logits at real tokens (or items) of the samples. Linear layers stay in float until this holds: those that
-            harm most for their multiply-adds. `run.rounding` is the report.
+        max_kl: with weights="int8": the largest mean KL(float || int8), in nats, of the distributions by the logits at
+            real tokens (or items) of the samples. Linear layers stay in float until it holds, those first that harm
+            most for their multiply-adds. `run.rounding` is the report.
         min_cosine: the same for the smallest cosine between last hidden states, or vectors, in float and in int8.
         max_drop: the same for how much lower the metric may be.
-        samples: inputs of the model: dicts of keyword arguments, or tensors that are its only argument. The model gives
-            an object or dict with `logits` or `last_hidden_state`, a tensor, or a tuple whose first tensor counts.
-            Rows that attention_mask, decoder_attention_mask (B, L) = 0 or src_key_padding_mask (B, L) = True hide are
-            left out. Entering the block then runs them 3 times; if a bound fails in int8 or there is none, once
-            more for each linear layer, and to choose layers up to as often again. The outputs in float are kept
-            meanwhile.
-        metric: a function of the model to a number, larger is better: the accuracy of a task. It is run as often if
-            there are no samples or max_drop is given, otherwise twice.
+        samples: inputs of the model: dicts of keyword arguments, or tensors that are its only argument. It returns an
+            object or dict with `logits` or `last_hidden_state`, a tensor, or a tuple whose first tensor counts. Padding
+            by attention_mask, decoder_attention_mask or src_key_padding_mask (B, L) does not count. Entering the block
+            runs them four times; without a bound, or if int8 fails it, once more for each linear layer, and at most as
+            often again to choose. Outputs in float are kept meanwhile.
+        metric: a function of the model to a number that is the larger the better, such as the accuracy of a task; it is
+            called as often as the samples are run.
 
     Returns:
         An `Acceleration`: a context manager with `install()` and `uninstall()`, and the counts.
