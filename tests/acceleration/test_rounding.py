@@ -6,6 +6,7 @@ Shape legend: B batch, L length, E width.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -175,6 +176,130 @@ def test_own_errors_are_of_the_float_models_inputs_at_real_tokens(every_size):
     assert run.rounding.rows == 65
 
 
+def by_hand(model, x, in_float):
+    """The model in float64, with the other layers' weights and inputs rounded."""
+    x = x.double()
+    for name, part in model.named_children():
+        if isinstance(part, nn.Linear):
+            exact = name in in_float
+            weight = part.weight.double() if exact else int8_weight(part.weight).dense().double()
+            x = (x if exact else rounded(x.float()).double()) @ weight.T + part.bias.double()
+        else:
+            x = part(x)
+    return x
+
+
+@torch.no_grad()
+def test_what_is_left_in_float_costs_little_more_than_the_best_of_all_selections():
+    """By trying all of them by hand. The order is greedy: it may miss the best one."""
+    torch.manual_seed(1)
+    pairs = list(itertools.pairwise([192, 768, 192, 512, 211, 173]))
+    model, x = nn.Sequential(*(part for pair in pairs for part in (nn.Linear(*pair), nn.GELU()))), torch.randn(67, 192)
+    work = {str(2 * place): n * m / sum(n * m for n, m in pairs) for place, (n, m) in enumerate(pairs)}
+    for name in work:
+        model[int(name)].weight.mul_(3)
+    plain = by_hand(model, x, work)
+    selections = [set(names) for count in range(5) for names in itertools.combinations(work, count)]
+    errors = [divergence(plain, by_hand(model, x, names)) for names in selections]
+    for share in (0.9, 0.65, 0.5, 0.3, 0.25):  # 3.9 % from any selection's
+        bound = share * errors[0]
+        with saccade.accelerate(model, weights="int8", samples=[x], max_kl=bound) as run:
+            assert divergence(plain, model(x).double()) <= bound
+        left = {layer.name for layer in run.rounding.layers if layer.in_float}
+        cheapest = min(
+            sum(map(work.get, names)) for names, error in zip(selections, errors, strict=True) if error <= bound
+        )
+        assert sum(map(work.get, left)) <= 1.1 * cheapest
+        assert run.rounding.outputs.kl == pytest.approx(errors[selections.index(left)], rel=0.02)
+        for layer in run.rounding.layers:
+            alone = divergence(plain, by_hand(model, x, work.keys() - {layer.name}))
+            assert layer.alone.kl == pytest.approx(alone, rel=0.02)
+            assert layer.share == pytest.approx(work[layer.name])
+
+
+class Beside(nn.Module):
+    """Two layers of one input: the outputs' error is 1 part by `few`, 4 parts by `many`, which costs 10 times as much."""
+
+    def __init__(self):
+        super().__init__()
+        self.few, self.many = nn.Linear(256, 128), nn.Linear(256, 1280)
+
+    def forward(self, x):
+        return torch.cat([self.few(x), 0.4**0.5 * self.many(x)], -1)
+
+
+@torch.no_grad()
+def test_a_cheap_layer_that_is_not_enough_is_put_back():
+    torch.manual_seed(0)
+    model, samples = Beside(), [torch.randn(67, 256)]
+    with saccade.accelerate(model, weights="int8", samples=samples) as run:
+        few = next(1 - layer.alone.worst_cosine for layer in run.rounding.layers if layer.name == "few")
+        assert run.rounding.all_int8.worst_cosine < 1 - 3 * few
+    with saccade.accelerate(model, weights="int8", samples=samples, min_cosine=1 - 2 * few) as run:
+        assert [layer.name for layer in run.rounding.layers if layer.in_float] == ["many"]
+
+
+class Masked(nn.Module):
+    """A layer that computes padding as any token; what encoder and decoder are given is only read by its mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(192, 389)
+
+    def forward(self, x, decoder_input_ids=None, **masks):
+        return (self.layer(x),)
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {"attention_mask": REAL.long()},
+        {"src_key_padding_mask": ~REAL},
+        {"src_key_padding_mask": torch.zeros(3, 37).masked_fill(~REAL, -math.inf)},
+        {"attention_mask": ~REAL, "decoder_attention_mask": REAL, "decoder_input_ids": REAL.long()},
+    ],
+)
+@torch.no_grad()
+def test_padding_does_not_count(masks):
+    torch.manual_seed(0)
+    model, x = Masked(), torch.randn(3, 37, 192)
+    x[~REAL] = torch.randn(46, 192).exp() ** 5  # of which 8 bits hold little
+    plain = model.layer(x)[REAL].double()
+    got = rounded(x[REAL]).double() @ int8_weight(model.layer.weight).dense().double().T + model.layer.bias.double()
+    with saccade.accelerate(model, weights="int8", samples=[{"x": x} | masks], max_kl=1.0) as run:
+        pass
+    (layer,) = run.rounding.layers
+    assert run.rounding.rows == 65
+    assert layer.error == pytest.approx(((got - plain).norm() / plain.norm()).item(), rel=0.01)
+    assert run.rounding.outputs.kl == pytest.approx(divergence(plain, got), rel=0.01)
+    assert 1 - run.rounding.outputs.worst_cosine == pytest.approx(1 - cosines(plain, got).min().item(), rel=0.01)
+
+
+class Dropping(Masked):
+    """Draws random numbers in evaluation, too."""
+
+    def forward(self, x):
+        return nn.functional.dropout(self.layer(x), 0.5, training=True)
+
+
+class Reusing(Masked):
+    """Gives all outputs in the same memory."""
+
+    def forward(self, x):
+        self.out = self.__dict__.get("out", torch.zeros(37, 389))
+        return self.out.copy_(self.layer(x))
+
+
+@pytest.mark.parametrize("kind", [Dropping, Reusing])
+@torch.no_grad()
+def test_random_numbers_and_memory_of_outputs_are_the_same_in_each_pass(kind):
+    torch.manual_seed(0)
+    model, samples = kind(), [torch.randn(37, 192), torch.randn(37, 192)]
+    with saccade.accelerate(model, weights="int8", samples=samples) as run:
+        pass
+    assert 1e-6 < 1 - run.rounding.outputs.worst_cosine < 1e-4
+
+
 @torch.no_grad()
 def test_the_same_choice_each_time_and_from_the_weights_as_they_are(every_size):
     model, samples = pair(), [torch.randn(37, 192), torch.randn(5, 192)]
@@ -198,16 +323,16 @@ def test_a_bound_that_nothing_meets_names_the_nearest_and_leaves_the_model_as_it
     model, before = pair(), {}
     for name, part in model.named_modules():
         before[name] = dict(vars(part))
-    drawn = torch.get_rng_state()
     x = torch.randn(37, 192)
+    state = torch.get_rng_state()
     with pytest.raises(
         ValueError, match=r"max_kl=1e-13: no selection of layers .* nearest is [02] alone in int8, with KL "
     ):
         saccade.accelerate(model, weights="int8", samples=[x], max_kl=1e-13).install()
     assert all(vars(part) == before[name] for name, part in model.named_modules())
-    torch.set_rng_state(drawn)
+    assert torch.equal(torch.get_rng_state(), state)
     with saccade.accelerate(model, weights="int8"):
-        assert torch.equal(torch.randn(37, 192), x)
+        pass
 
 
 @torch.no_grad()

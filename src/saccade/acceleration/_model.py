@@ -42,7 +42,7 @@ class AcceleratedModel:
         self.layers: list[FusedLayer] = []
         self.products: dict[Product, str] = {}
         self._own: list[Product] = []  # of Saccade's linear layers, in 8 bits
-        self.rounded_own = 0  # how many of them are large enough
+        self._large: list[Product] = []  # those of them that are large enough
         self.left: Counter[str] = Counter()  # large linear layers that are not in 8 bits, by the reason
         self._refusing: Any = None
 
@@ -92,7 +92,7 @@ class AcceleratedModel:
         for product in self.products:
             product.weights = None if product in products else "int8"
             (product.rounded if product in products else product.copy).clear()
-        self.rounded_own -= sum(product in products for product in self._own)
+        self._large = [product for product in self._large if product not in products]
         if products:
             self.left[reason] = len(products)
 
@@ -108,19 +108,19 @@ class AcceleratedModel:
     def _round(self) -> None:
         """Round all weights to 8 bits now, so that those which cannot be are named before anything is computed."""
         taken = {layer.module for layer in self.layers if isinstance(layer, FusedLinear)}
-        self.rounded_own, self.left = 0, Counter()
+        self._large, self.left = [], Counter()
         for name, module in self.model.named_modules():
             weight, product = getattr(module, "weight", None), getattr(module, "product", None)
             if isinstance(product, Product):
                 product.weights = "int8"
                 self._own.append(product)
                 if not isinstance(weight, Tensor):  # of another module: a token embedding for the logits
-                    self.products[product] = f"{name}.product".removeprefix(".")
+                    self.products[product] = f"{name}.product (logits)".removeprefix(".")
             if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.numel() < LARGE:
                 continue
             fits = is_plain(weight) and fits_int8(weight)
             if isinstance(product, Product) and fits:
-                self.rounded_own += 1
+                self._large.append(product)
                 self._round_one(f"{name}.weight", product, weight)
             elif isinstance(module, nn.Linear) and module not in taken and not self._is_inside(module):
                 why = "their forward is not nn.Linear's, or who holds them is unknown" if fits else _kind(weight)
@@ -154,8 +154,8 @@ class AcceleratedModel:
         """Lines of the report: accelerated modules by kind, and the others with the reason."""
         taken = Counter(layer.kind for layer in self.layers if layer.state == PROVED)
         lines = [f"{count:8}  {kind}" for kind, count in taken.items()]
-        if self.rounded_own:
-            lines.append(f"{self.rounded_own:8}  linear layers of Saccade's own, in int8")
+        if self._large:
+            lines.append(f"{len(self._large):8}  linear layers of Saccade's own, in int8")
         lines += [f"{count:8}  linear layers {why}" for why, count in self.left.items()]
         left = Counter((layer.kind, layer.status()) for layer in self.layers if layer.state != PROVED)
         return lines + [f"{count:8}  {kind}: {state}" for (kind, state), count in left.items()]

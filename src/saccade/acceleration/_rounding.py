@@ -64,7 +64,7 @@ class LayerRounding:
     """One linear layer in 8 bits.
 
     Attributes:
-        name: of the module in the model.
+        name: of the module in the model; "product (logits)" is that by a shared token embedding.
         error: of its products in 8 bits, |int8 - float| / |float| over all real tokens, for the float model's inputs.
         share: of the multiply-adds of all these layers, an estimate of what it costs to leave it in float.
         alone: the outputs if only this layer is in 8 bits; None where a bound holds without knowing it.
@@ -170,7 +170,7 @@ class Measurement:
                 whole = outputs = trial.error()
                 alone: dict[Product, OutputError] = {}
                 in_float: set[Product] = set()
-                if not (self.bounds.given() and self.bounds.hold(whole)):
+                if trial.layers and not (self.bounds.given() and self.bounds.hold(whole)):
                     alone = {layer: trial.error(trial.layers.keys() - {layer}) for layer in trial.layers}
                     if self.bounds.given():
                         in_float = trial.chosen(alone)
@@ -291,9 +291,8 @@ class _Trial:
         """Read the outputs of a pass, and the metric, with the same random numbers in each pass."""
         self.passes += 1
         with same_random_numbers():
-            return read(self.samples.outputs(self.model)), None if self.metric is None else metric_of(
-                self.model, self.metric
-            )
+            result = read(self.samples.outputs(self.model))
+            return result, None if self.metric is None else metric_of(self.model, self.metric)
 
 
 def _check(name: str, value: Any, expected: str, fits: Callable[[Any], bool]) -> None:
