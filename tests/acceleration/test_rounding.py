@@ -218,7 +218,7 @@ def test_what_is_left_in_float_costs_little_more_than_the_best_of_all_selections
 
 
 class Beside(nn.Module):
-    """Two layers of one input: the outputs' error is 1 part by `few`, 4 parts by `many`, which costs 10 times as much."""
+    """Two layers of one input: of the error 1 part is by `few`, and 4 are by `many`, which costs 10 times as much."""
 
     def __init__(self):
         super().__init__()
