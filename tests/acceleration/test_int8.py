@@ -14,19 +14,11 @@ import transformers
 from torch import nn
 
 import saccade
-from saccade.operator._int8 import BLOCK, int8_weight
+from rounded_by_hand import rounded
+from saccade.operator._int8 import int8_weight
 
 SIZES = dict(vocab_size=307, hidden_size=192, intermediate_size=389, num_hidden_layers=2, num_attention_heads=3)
 REAL = torch.arange(37) < torch.tensor([37, 5, 23])[:, None]
-
-
-def rounded(x):
-    """x with each block of a row on its 256 steps, as bytes hold it."""
-    parts = F.pad(x, (0, -x.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
-    low, high = parts.amin(-1, keepdim=True).clamp_max(0), parts.amax(-1, keepdim=True).clamp_min(0)
-    step = ((high - low) / 255).clamp_min(1e-30)
-    zero = (-low / step).round()
-    return (((parts / step + zero).round().clamp(0, 255) - zero) * step).flatten(-2)[..., : x.shape[-1]]
 
 
 def simulated(model):

@@ -6,10 +6,12 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D / 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..interception._hooks import flex_handled_by, mha_handled_by, sdpa_handled_by
 from ..operator._backends.native import _kernels
@@ -17,6 +19,7 @@ from ..support._shared_cores import shared_cores
 from ._answers import answer, answer_mha
 from ._flex_answers import answer_flex
 from ._model import AcceleratedModel
+from ._rounding import Bounds, Measurement, Rounding
 from ._thread import THREAD, ActiveAccelerations, CallCounts
 
 _LOCK = threading.RLock()  # one may be switched off by another thread than the one that it is on for
@@ -33,6 +36,8 @@ class Acceleration(CallCounts):
         left: calls left to PyTorch, by the reason.
         traced: how many of all of these torch.compile saw. It sees a call once for each graph that it compiles (those
             of nn.MultiheadAttention, into which it does not look, more often); when graphs run nothing is counted.
+        rounding: what 8 bits do to the outputs on the samples, and to each layer, as it was measured when the block was
+            entered; None without samples and metric.
 
     Example:
         >>> import torch, saccade
@@ -43,10 +48,11 @@ class Acceleration(CallCounts):
         1
     """
 
-    def __init__(self, model: AcceleratedModel | None = None) -> None:
+    def __init__(self, model: AcceleratedModel | None = None, measurement: Measurement | None = None) -> None:
         super().__init__()
         self._held: ActiveAccelerations | None = None
-        self._model = model
+        self._model, self._measurement = model, measurement
+        self.rounding: Rounding | None = None
 
     @property
     def taken(self) -> int:
@@ -61,8 +67,11 @@ class Acceleration(CallCounts):
     def install(self) -> Acceleration:
         """Switch the acceleration on for this thread, until `uninstall()`.
 
+        With samples or a metric, the rounding is measured.
+
         Raises:
             RuntimeError: it is on already.
+            ValueError: a sample that the model cannot run, or a bound that no selection of layers in 8 bits meets.
         """
         with _LOCK:
             if self._held is not None:
@@ -79,7 +88,19 @@ class Acceleration(CallCounts):
                     held.blocks = blocks.pop_all()
             held.on = (*held.on, self)
             self._held = held
+        if self._measurement is not None:
+            try:
+                self._measure(self._measurement)
+            except BaseException:
+                self.uninstall()
+                raise
         return self
+
+    def _measure(self, measurement: Measurement) -> None:
+        assert self._model is not None
+        self.rounding = None
+        self.rounding, in_float = measurement(self._model.model, self._model.products)
+        self._model.leave_in_float(in_float, f"left in float so that {measurement.bounds} holds")
 
     def uninstall(self) -> None:
         """Switch the acceleration off; any thread may do so.
@@ -122,7 +143,8 @@ class Acceleration(CallCounts):
         if self._model is None:
             return text
         none = ["    none: no linear layer is large enough, and no other part is known"]
-        return "\n".join([text, "modules of the model:", *(list(self._model.lines()) or none)])
+        rounding = [] if self.rounding is None else [str(self.rounding)]
+        return "\n".join([text, "modules of the model:", *(list(self._model.lines()) or none), *rounding])
 
     def _calls(self) -> str:
         if not self.calls:
@@ -141,7 +163,15 @@ class Acceleration(CallCounts):
 
 
 def accelerate(
-    model: nn.Module | None = None, *, weights: str | None = None, keep_weights: bool = True
+    model: nn.Module | None = None,
+    *,
+    weights: str | None = None,
+    keep_weights: bool = True,
+    max_kl: float | None = None,
+    min_cosine: float | None = None,
+    max_drop: float | None = None,
+    samples: Iterable[Mapping[str, Any] | Tensor] | None = None,
+    metric: Callable[[Any], float] | None = None,
 ) -> Acceleration:
     """Run calls of F.scaled_dot_product_attention on Saccade's kernels, and a model's other layers faster.
 
@@ -191,13 +221,26 @@ def accelerate(
         keep_weights: False keeps only the packed copies, so that memory does not grow. Meanwhile weights read as NaN,
             and `state_dict()` and gradients raise an error. They are put back bit for bit at the end. Shared weights
             and those of `nn.MultiheadAttention` stay as they are then.
+        max_kl: with weights="int8": the largest mean KL(float || int8), in nats, of the distributions by the logits at
+            real tokens (or items) of the samples. Linear layers stay in float until it holds, those first that harm
+            most for their multiply-adds. `run.rounding` is the report.
+        min_cosine: the same for the smallest cosine between last hidden states, or vectors, in float and in int8.
+        max_drop: the same for how much lower the metric may be.
+        samples: inputs of the model: dicts of keyword arguments, or tensors that are its only argument. It returns an
+            object or dict with `logits` or `last_hidden_state`, a tensor, or a tuple whose first tensor counts. Padding
+            by attention_mask, decoder_attention_mask or src_key_padding_mask (B, L) does not count. Entering the block
+            runs them four times; without a bound, or if int8 fails it, once more for each linear layer, and at most as
+            often again to choose. Outputs in float are kept meanwhile.
+        metric: a function of the model to a number that is the larger the better, such as the accuracy of a task; it is
+            called as often as the samples are run.
 
     Returns:
         An `Acceleration`: a context manager with `install()` and `uninstall()`, and the counts.
 
     Raises:
-        TypeError: a model that is not a module.
-        ValueError: unknown weights, or weights that could not be put back.
+        TypeError: a model that is not a module, or samples that are no list.
+        ValueError: unknown weights, weights that could not be put back, a bound out of range or without its samples or
+            metric.
 
     Example:
         >>> import torch, saccade
@@ -212,4 +255,10 @@ def accelerate(
     """
     if model is None and (weights is not None or not keep_weights):
         raise ValueError("model: weights= and keep_weights= need a module, got None")
-    return Acceleration(None if model is None else AcceleratedModel(model, weights, keep_weights))
+    bounds = Bounds(max_kl, min_cosine, max_drop)
+    measurement = None
+    if samples is not None or metric is not None or bounds.given():
+        measurement = Measurement(bounds, samples, metric)
+        if weights != "int8":
+            raise ValueError(f"weights: bounds, samples= and metric= are about weights='int8', got {weights!r}")
+    return Acceleration(None if model is None else AcceleratedModel(model, weights, keep_weights), measurement)

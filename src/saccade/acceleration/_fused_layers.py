@@ -126,7 +126,9 @@ class FusedLayer(ReplacedMethod):
         return not known
 
     def _due(self) -> bool:
-        """Whether this call repeats the proof; never while observers or edits are active."""
+        """Whether this call repeats the proof; never while observers or edits are active, or roundings are measured."""
+        if THREAD.held.measuring:
+            return False
         self._calls_left -= 1
         return self._calls_left < 0 and (
             self.state == NOT_CALLED or not (_observers.THREAD.observers or _observers.THREAD.editor)

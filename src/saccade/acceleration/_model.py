@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,7 +20,11 @@ from ._self_attention import FusedSelfAttention
 
 
 class AcceleratedModel:
-    """The fused layers of a model: `install` replaces the modules' calls, `uninstall` restores them."""
+    """The fused layers of a model: `install` replaces the modules' calls, `uninstall` restores them.
+
+    Attributes:
+        products: those in 8 bits, with the names of their layers.
+    """
 
     def __init__(self, model: nn.Module, weights: str | None, keep_weights: bool):
         if not isinstance(model, nn.Module):
@@ -36,8 +40,9 @@ class AcceleratedModel:
             raise ValueError(f"weights: {weights!r} needs the native kernels: {_kernels.missing}")
         self.model, self.weights, self.keep = model, weights, keep_weights
         self.layers: list[FusedLayer] = []
+        self.products: dict[Product, str] = {}
         self._own: list[Product] = []  # of Saccade's linear layers, in 8 bits
-        self.rounded_own = 0  # how many of them are large enough
+        self._large: list[Product] = []  # those of them that are large enough
         self.left: Counter[str] = Counter()  # large linear layers that are not in 8 bits, by the reason
         self._refusing: Any = None
 
@@ -80,7 +85,16 @@ class AcceleratedModel:
             product.weights = None
         for product in (*self._own, *(linear.product for _, linear in self._linears())):
             product.rounded.clear()
-        self._own = []
+        self._own, self.products = [], {}
+
+    def leave_in_float(self, products: Collection[Product], reason: str) -> None:
+        """Have these of the products read weights as they are, and no others; copies that are not read are dropped."""
+        for product in self.products:
+            product.weights = None if product in products else "int8"
+            (product.rounded if product in products else product.copy).clear()
+        self._large = [product for product in self._large if product not in products]
+        if products:
+            self.left[reason] = len(products)
 
     def _linears(self) -> Iterator[tuple[str, PackedLinear]]:
         """The linear layers that are computed here, with the names of their weights."""
@@ -94,22 +108,32 @@ class AcceleratedModel:
     def _round(self) -> None:
         """Round all weights to 8 bits now, so that those which cannot be are named before anything is computed."""
         taken = {layer.module for layer in self.layers if isinstance(layer, FusedLinear)}
+        self._large, self.left = [], Counter()
         for name, module in self.model.named_modules():
             weight, product = getattr(module, "weight", None), getattr(module, "product", None)
             if isinstance(product, Product):
                 product.weights = "int8"
                 self._own.append(product)
+                if not isinstance(weight, Tensor):  # of another module: a token embedding for the logits
+                    self.products[product] = f"{name}.product (logits)".removeprefix(".")
             if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.numel() < LARGE:
                 continue
             fits = is_plain(weight) and fits_int8(weight)
             if isinstance(product, Product) and fits:
-                self.rounded_own += 1
-                _round_one(f"{name}.weight", product, weight)
+                self._large.append(product)
+                self._round_one(f"{name}.weight", product, weight)
             elif isinstance(module, nn.Linear) and module not in taken and not self._is_inside(module):
                 why = "their forward is not nn.Linear's, or who holds them is unknown" if fits else _kind(weight)
                 self.left[f"not in int8: {why}"] += 1
         for name, linear in self._linears():
-            _round_one(name, linear.product, linear.weight)
+            self._round_one(name, linear.product, linear.weight)
+
+    def _round_one(self, name: str, product: Product, weight: Tensor) -> None:
+        try:
+            product.in_int8(weight)
+        except ValueError:
+            raise ValueError(f"model: {name} holds NaN or infinities, which int8 cannot hold") from None
+        self.products[product] = name.removesuffix(".weight") or "(the model)"
 
     def _is_inside(self, module: nn.Module) -> bool:
         """Whether fused attention computes the layer as its own part."""
@@ -130,8 +154,8 @@ class AcceleratedModel:
         """Lines of the report: accelerated modules by kind, and the others with the reason."""
         taken = Counter(layer.kind for layer in self.layers if layer.state == PROVED)
         lines = [f"{count:8}  {kind}" for kind, count in taken.items()]
-        if self.rounded_own:
-            lines.append(f"{self.rounded_own:8}  linear layers of Saccade's own, in int8")
+        if self._large:
+            lines.append(f"{len(self._large):8}  linear layers of Saccade's own, in int8")
         lines += [f"{count:8}  linear layers {why}" for why, count in self.left.items()]
         left = Counter((layer.kind, layer.status()) for layer in self.layers if layer.state != PROVED)
         return lines + [f"{count:8}  {kind}: {state}" for (kind, state), count in left.items()]
@@ -156,13 +180,6 @@ def is_accelerated(model: nn.Module) -> bool:
         for module in model.modules()
         for held in vars(module).values()
     )
-
-
-def _round_one(name: str, product: Product, weight: Tensor) -> None:
-    try:
-        product.in_int8(weight)
-    except ValueError:
-        raise ValueError(f"model: {name} holds NaN or infinities, which int8 cannot hold") from None
 
 
 def _kind(weight: Tensor) -> str:

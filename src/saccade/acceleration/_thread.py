@@ -51,6 +51,7 @@ class ActiveAccelerations:
         self.blocks = ExitStack()
         self.packed: AttentionOfTokens | None = None
         self.counting = True
+        self.measuring = False  # whether layers repeat no proofs, whose calls are not the model's
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -60,6 +61,15 @@ class ActiveAccelerations:
             yield
         finally:
             self.counting = before
+
+    @contextmanager
+    def unproved(self) -> Iterator[None]:
+        """A block in which layers compute each call once: no proofs begin or are repeated."""
+        before, self.measuring = self.measuring, True
+        try:
+            yield
+        finally:
+            self.measuring = before
 
     @contextmanager
     def attending(self, attention: AttentionOfTokens) -> Iterator[None]:

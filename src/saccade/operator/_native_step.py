@@ -18,7 +18,7 @@ from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
 from ._int8 import Int8Weight
-from ._products import FEW, unfollowed
+from ._products import FEW, compares, unfollowed
 
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -92,6 +92,8 @@ def check_call(x: Tensor) -> None:
         raise Refused(_kernels.missing)
     if torch.is_grad_enabled() or interrupted() or not unfollowed():
         raise Refused("gradients are recorded, or a mode or a compiler reads the call")
+    if compares():
+        raise Refused("products are compared")
     if _observers.THREAD.observers or _observers.THREAD.editor is not None:
         raise Refused("attention is watched or edited")
     if nn.Module.__call__ is not _CALL or _OF_ALL._global_forward_hooks or _OF_ALL._global_forward_pre_hooks:

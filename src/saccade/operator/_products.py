@@ -53,8 +53,8 @@ class Product:
     oneDNN multiplies by plain weights where PyTorch's matmul leaves half of the processor idle.
 
     With a packed copy a float32 row's bits do not depend on the rows beside it, nor on the number of threads: oneDNN
-    sums in one order for two rows and more. One or two rows are multiplied by the weight itself in that same order, where a
-    trial gave the same bits; elsewhere a single row is multiplied twice.
+    sums in one order for two rows and more. One or two rows are multiplied by the weight itself in that same order,
+    where a trial gave the same bits; elsewhere a single row is multiplied twice.
 
     `weights="int8"` multiplies by a copy of the weight in 8 bits, whatever the number of rows.
 
@@ -85,7 +85,13 @@ class Product:
         large = weight.numel() >= LARGE
         in_int8 = large and reads_integers(self)
         if in_int8 and fits_int8(weight) and _plain(x, weight) and fits(bias, weight):
-            return finished(int8_product(x, weight, bias, self.in_int8(weight, x)), activation, joined)
+            product = int8_product(x, weight, bias, self.in_int8(weight, x))
+            if _THREAD.compare is not None:
+                with unrounded():
+                    exact = self(x, weight, bias)
+                _THREAD.compare(self, x, exact, product)
+                product = exact
+            return finished(product, activation, joined)
         if (large or self.users) and _plain(x, weight) and fits(bias, weight):
             if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or _differentiable(bias, joined)):
                 if large and x.dtype == torch.float32 and at_half() and x.numel() > FEW * weight.shape[1]:
@@ -158,8 +164,12 @@ class Product:
         return Product, ()
 
 
+Compare = Callable[[Product, Tensor, Tensor, Tensor], None]
+
+
 class _ThreadState(threading.local):
     unrounded = False
+    compare: Compare | None = None
 
 
 _THREAD = _ThreadState()
@@ -179,6 +189,24 @@ def unrounded() -> Iterator[None]:
 def reads_integers(product: Product) -> bool:
     """Whether large weights are read in 8 bits."""
     return product.weights == "int8" and not _THREAD.unrounded
+
+
+@contextlib.contextmanager
+def comparing(compare: Compare) -> Iterator[None]:
+    """A block in which this thread's products in 8 bits are computed in float, too, and give that result.
+
+    Each calls `compare(product, x, exact, rounded)` with its input and both results, before activations and sums.
+    """
+    before, _THREAD.compare = _THREAD.compare, compare
+    try:
+        yield
+    finally:
+        _THREAD.compare = before
+
+
+def compares() -> bool:
+    """Whether this thread's products in 8 bits are compared."""
+    return _THREAD.compare is not None
 
 
 def fits_int8(weight: Tensor) -> bool:
