@@ -87,7 +87,7 @@ class Block:
 
 
 def check_call(x: Tensor) -> None:
-    """Refused unless x (R, 1, E) is a step that nobody follows, edits or differentiates."""
+    """Raise `Refused` unless x (R, 1, E) is a step that nobody follows, edits or differentiates."""
     if _kernels.module is None:
         raise Refused(_kernels.missing)
     if torch.is_grad_enabled() or interrupted() or not unfollowed():
@@ -103,7 +103,7 @@ def check_call(x: Tensor) -> None:
 
 
 def check_bare(module: nn.Module, kind: type[nn.Module], forward: Any) -> dict[str, Any]:
-    """Refused if a module computes anything else than the forward of its class, or somebody hooks it. Its children."""
+    """The children of a module; raises `Refused` if it is hooked or computes anything but the forward of its class."""
     own = module.__dict__
     if type(module) is not kind or kind.forward is not forward or "forward" in own:
         raise Refused(f"a {type(module).__name__} with a forward of its own")
@@ -117,7 +117,7 @@ def run(x: Tensor, held: list[int], blocks: list[Block], last: Norm) -> Tensor:
     """x (R, 1, E) through the blocks and the last norm; each cache gets the new token in slot `held[r] - 1`.
 
     Raises:
-        Refused: a weight of another kind; a number that is not finite came to a product in int8.
+        Refused: for a weight of another kind, and if a number that is not finite came to a product in int8.
     """
     x = x.contiguous()
     kept: list[Any] = []  # what the addresses are of

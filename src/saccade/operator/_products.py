@@ -121,7 +121,7 @@ class Product:
         return multiply(x, weight.detach(), bias, activation, joined) if single and at_half() else None
 
     def integers(self, weight: Tensor, x: Tensor) -> Int8Weight | None:
-        """What a product with x reads in place of the weight; None if that is the weight itself."""
+        """The integers that a product with x reads; None if it reads the weight itself."""
         in_int8 = weight.numel() >= LARGE and reads_integers(self) and fits_int8(weight)
         return self.in_int8(weight, x) if in_int8 else None
 
