@@ -1,8 +1,8 @@
 """Decoding one prompt beside llama.cpp, CTranslate2 and transformers: `python benchmarks/decoding.py`.
 
-Llamas with random weights, and a checkpoint of your own (`--model FOLDER`, of transformers' Llama or Gemma 3; a GGUF file
-of the same beside it, `--gguf FILE`, for llama.cpp). Each contender runs in a process of its own; the processes take
-turns, and numbers are medians. A step's tokens are not compared: with random weights and in few bits they differ.
+Llamas with random weights, or a checkpoint of your own: `--model FOLDER`, of transformers' Llama or Gemma 3, and
+`--gguf FILE`, the same for llama.cpp. Each contender runs in a process of its own; the processes take turns, and
+numbers are medians. Tokens are not compared: with random weights and in few bits they differ.
 
     python -m pip install llama-cpp-python gguf ctranslate2    # llama.cpp builds for some minutes
 

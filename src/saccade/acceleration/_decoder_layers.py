@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..operator._native_step import ACTIVATIONS, Block, Matrix, Norm, Refused, check_call, run
+from ..operator._native_step import ACTIVATIONS, Block, Matrix, Norm, NotNative, check_call, run
 from ..operator._products import unrounded
 from ._effects import CHANGES, same_random_numbers
 from ._fused_layers import NOT_CALLED, OTHER, PROVED, REPLACED
@@ -124,14 +124,14 @@ class GrowingBuffers:
         """A buffer that holds the layer's keys and values, and has room for one more token.
 
         Raises:
-            Refused: a layer of another kind, or an empty one.
+            NotNative: for a layer of another kind, and for an empty one.
         """
         kind = type(layer)
         sliding = kind.__name__ == "DynamicSlidingWindowLayer"
         if kind.__module__ != "transformers.cache_utils" or not (sliding or kind.__name__ == "DynamicLayer"):
-            raise Refused("a cache of another kind")
+            raise NotNative("a cache of another kind")
         if not layer.is_initialized or layer.keys.dim() != 4 or (sliding and layer.record_past):
-            raise Refused("a cache without tokens, or one that keeps what is behind its window")
+            raise NotNative("a cache without tokens, or one that keeps what is behind its window")
         known = self._held.get(layer)
         if known is not None and known.keys is layer.keys and known.values is layer.values and known.stop < known.size:
             return known
@@ -184,20 +184,20 @@ class SharedMask:
         """int64 (R,).
 
         Raises:
-            Refused: a mask that is not of a last run of the keys.
+            NotNative: if the mask shows anything but a last run of the keys.
         """
         known = self._known
         if known is None or known[0] is not mask or known[1] != mask._version:
             if mask.dtype is not torch.bool or mask.dim() != 4 or mask.shape[1:3] != (1, 1):
-                raise Refused("a mask of another form")
+                raise NotNative("a mask of another form")
             seen = mask[:, 0, 0]
             first = seen.shape[1] - seen.sum(1)
             whole = seen == (torch.arange(seen.shape[1]) >= first[:, None])
             if not bool(whole.all()) or not bool(seen[:, -1].all()):
-                raise Refused("a mask that hides more than first keys")
+                raise NotNative("a mask that hides more than first keys")
             self._known = known = mask, mask._version, first.expand(items).contiguous()
         if mask.shape[3] != keys or len(known[2]) != items:
-            raise Refused("a mask of other keys")
+            raise NotNative("a mask of other keys")
         return known[2]
 
 
@@ -244,17 +244,17 @@ class DecoderLayer(PaddedLayer):
                 counted("native", "", False)
                 return out
             alike = self._is_same(x, args, kwargs)
-        except Refused:
+        except NotNative:
             return None
         return self._settled(alike, args, kwargs)
 
     def _native(self, x: Tensor, kwargs: dict[str, Any]) -> tuple[Any, _Buffer, Tensor]:
         if any(value is not None and value is not False and name not in _TAKEN for name, value in kwargs.items()):
-            raise Refused("other arguments")
+            raise NotNative("other arguments")
         parts, attention = self._parts, self.module._modules[_ATTENTION]
         assert attention is not None
         if attention.config._attn_implementation != "sdpa" or getattr(attention, "attn_logit_softcapping", None):  # type: ignore[union-attr]
-            raise Refused("attention of another implementation")
+            raise NotNative("attention of another implementation")
         layer = kwargs["past_key_values"].layers[attention.layer_idx]
         buffer = self._buffers.room(layer)
         key, value = buffer.with_new()
@@ -312,7 +312,7 @@ class DecoderLayer(PaddedLayer):
         with THREAD.held.uncounted(), same_random_numbers(), unrounded():
             try:
                 return all(self._same_step(sample, args, kwargs) for sample in (*drawn, x))
-            except Refused:
+            except NotNative:
                 raise
             except Exception as error:  # whatever it is: the model shall not notice
                 return f"raises {type(error).__name__}"
@@ -348,9 +348,9 @@ def _norm(module: nn.Module, plus: float) -> Norm:
 
 
 def _matrix(linear: PackedLinear, x: Tensor) -> Matrix:
-    """What the layer multiplies by: its weight, or what that is rounded to."""
+    """The weight that the layer multiplies by, rounded or not."""
     if linear.held is not None:
-        raise Refused("its weights are dropped")
+        raise NotNative("its weights are dropped")
     weight, bias = linear.module._parameters["weight"], linear.module._parameters["bias"]
     assert weight is not None
     if linear.weights == "bfloat16" and x.dtype is torch.float32:

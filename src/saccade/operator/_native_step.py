@@ -1,7 +1,7 @@
 """The native step of decoding: one token of each item through blocks of a decoder, in one call (`native/step.h`).
 
 Nothing is kept from call to call: each step reads the addresses of all weights anew, so nothing can be stale. Who asks
-for a step finds out whether a block computes nothing but what is said here; `Refused` says why not.
+for a step finds out whether a block computes nothing but what `Block` describes; `NotNative` says why not.
 
 Shape legend: R items, E width, Hq / Hkv query and key-value heads, D, Dv key and value width, F hidden width.
 """
@@ -27,7 +27,7 @@ _HOOKS = "_forward_hooks", "_forward_pre_hooks"
 _OF_ALL = torch.nn.modules.module
 
 
-class Refused(Exception):
+class NotNative(Exception):
     """Why a step is not computed natively."""
 
 
@@ -53,7 +53,7 @@ class Matrix:
 
 @dataclass
 class Block:
-    """What a block computes: `StepLayer` in native/call.h. `query` is the joined projection if there is no `key`."""
+    """The description of a block, `StepLayer` in native/call.h. Without a `key`, `query` is the joined projection."""
 
     attention_norm: Norm
     query: Matrix
@@ -87,28 +87,28 @@ class Block:
 
 
 def check_call(x: Tensor) -> None:
-    """Raise `Refused` unless x (R, 1, E) is a step that nobody follows, edits or differentiates."""
+    """Raise `NotNative` unless x (R, 1, E) is a step that nobody follows, edits or differentiates."""
     if _kernels.module is None:
-        raise Refused(_kernels.missing)
+        raise NotNative(_kernels.missing)
     if torch.is_grad_enabled() or interrupted() or not unfollowed():
-        raise Refused("gradients are recorded, or a mode or a compiler reads the call")
+        raise NotNative("gradients are recorded, or a mode or a compiler reads the call")
     if compares():
-        raise Refused("products are compared")
+        raise NotNative("products are compared")
     if _observers.THREAD.observers or _observers.THREAD.editor is not None:
-        raise Refused("attention is watched or edited")
+        raise NotNative("attention is watched or edited")
     if nn.Module.__call__ is not _CALL or _OF_ALL._global_forward_hooks or _OF_ALL._global_forward_pre_hooks:
-        raise Refused("all modules have hooks")
+        raise NotNative("all modules have hooks")
     if not is_plain(x) or x.dtype not in DTYPES or not 0 < x.shape[0] <= FEW:
-        raise Refused(f"a step takes up to {FEW} items in float32 or bfloat16 on a CPU")
+        raise NotNative(f"a step takes up to {FEW} items in float32 or bfloat16 on a CPU")
 
 
 def check_bare(module: nn.Module, kind: type[nn.Module], forward: Any) -> dict[str, Any]:
-    """The children of a module; raises `Refused` if it is hooked or computes anything but the forward of its class."""
+    """The children of a module; raises `NotNative` if it has hooks or anything but the forward of its class."""
     own = module.__dict__
     if type(module) is not kind or kind.forward is not forward or "forward" in own:
-        raise Refused(f"a {type(module).__name__} with a forward of its own")
+        raise NotNative(f"a {type(module).__name__} with a forward of its own")
     if own["_forward_hooks"] or own["_forward_pre_hooks"]:
-        raise Refused(f"a {kind.__name__} has hooks")
+        raise NotNative(f"a {kind.__name__} has hooks")
     children: dict[str, Any] = own["_modules"]
     return children
 
@@ -117,7 +117,7 @@ def run(x: Tensor, held: list[int], blocks: list[Block], last: Norm) -> Tensor:
     """x (R, 1, E) through the blocks and the last norm; each cache gets the new token in slot `held[r] - 1`.
 
     Raises:
-        Refused: for a weight of another kind, and if a number that is not finite came to a product in int8.
+        NotNative: if a weight is of another kind, or a number that is not finite came to a product in int8.
     """
     x = x.contiguous()
     kept: list[Any] = []  # what the addresses are of
@@ -137,9 +137,9 @@ def run(x: Tensor, held: list[int], blocks: list[Block], last: Norm) -> Tensor:
             torch.get_num_threads(),
         )
     except ValueError as error:  # sizes that do not fit together: the modules say which
-        raise Refused(str(error)) from None
+        raise NotNative(str(error)) from None
     if odd:
-        raise Refused("numbers that are not finite came to a product in int8")
+        raise NotNative("numbers that are not finite came to a product in int8")
     return out
 
 
@@ -169,7 +169,7 @@ def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> tuple[list[int]
     else:
         cos, sin = (wave.float().contiguous() for wave in block.waves)
         if any(wave.shape[0] not in (1, x.shape[0]) or wave.shape[1] < block.pairs for wave in (cos, sin)):
-            raise Refused("positions of other tokens")
+            raise NotNative("positions of other tokens")
         kept += [cos, sin]
         numbers += [cos.data_ptr(), sin.data_ptr(), 0 if cos.shape[0] == 1 else cos.shape[1], block.pairs]
     sink = None if block.sink is None else block.sink.detach().float().contiguous()
@@ -179,7 +179,7 @@ def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> tuple[list[int]
         shape = cache.shape
         fits = (shape[0], shape[1], shape[3]) == (x.shape[0], block.kv_heads, width) and shape[2] >= held
         if not fits or not is_plain(cache) or cache.dtype is not x.dtype or cache.stride(3) != 1:
-            raise Refused("the cache is of another kind")
+            raise NotNative("the cache is of another kind")
         numbers += [cache.data_ptr(), *cache.stride()[:3]]
     numbers += [ACTIVATIONS[block.activation], block.parallel, block.interleaved]
     return numbers, [*reals, block.scale, block.softcap]
@@ -194,7 +194,7 @@ def _vector(tensor: Tensor | None, width: int, x: Tensor) -> int:
     if tensor is None:
         return 0
     if not is_plain(tensor) or tensor.dtype is not x.dtype or tensor.shape != (width,) or not tensor.is_contiguous():
-        raise Refused("a bias or a norm of another dtype or shape")
+        raise NotNative("a bias or a norm of another dtype or shape")
     return tensor.data_ptr()
 
 
@@ -203,12 +203,12 @@ def _matrix(matrix: Matrix | None, width: int, x: Tensor, kept: list[Any]) -> li
         return [0, 0, 0, 0, 0]
     weight, integers = matrix.weight, matrix.integers
     if not is_plain(weight) or weight.dim() != 2 or weight.shape[1] != width or not weight.is_contiguous():
-        raise Refused("a weight of another kind or shape")
+        raise NotNative("a weight of another kind or shape")
     features = weight.shape[0]
     bias = _vector(matrix.bias, features, x)
     if integers is not None:
         kept.append(integers)
         return [2, features, integers.packed.data_ptr(), bias, integers.scales.data_ptr()]
     if weight.dtype is not x.dtype and not (weight.dtype is torch.bfloat16 and x.dtype is torch.float32):
-        raise Refused("a weight of another dtype")
+        raise NotNative("a weight of another dtype")
     return [DTYPES[weight.dtype], features, weight.data_ptr(), bias, 0]

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .._native_step import Block, Matrix, Norm, Refused, check_bare, check_call, run
+from .._native_step import Block, Matrix, Norm, NotNative, check_bare, check_call, run
 from ..positions import Rotary
 from ..positions.rotary import StoredRotary
 from ._linear import Linear
@@ -44,7 +44,7 @@ def native_step(x: Tensor, cache: KVCache, layers: Callable[[], Layers], norm: n
     try:
         check_call(x)
         return _step(x, cache, layers(), norm)
-    except Refused:
+    except NotNative:
         return None
 
 
@@ -52,11 +52,11 @@ def _step(x: Tensor, cache: KVCache, modules: Layers, norm: nn.Module) -> Tensor
     layers: list[GrowingLayer] = []
     for layer in cache.layers:
         if type(layer) is not GrowingLayer or layer._key is None or layer._key.shape[0] != x.shape[0]:
-            raise Refused("a cache of another kind, or without tokens")
+            raise NotNative("a cache of another kind, or without tokens")
         layers.append(layer)
     before = layers[0].lengths()
     if any(layer.lengths().tobytes() != before.tobytes() for layer in layers[1:]):
-        raise Refused("the layers' lengths differ")
+        raise NotNative("the layers' lengths differ")
     held = [int(n) + 1 for n in before] * (x.shape[0] if before.size == 1 else 1)
     offset = layers[0].offset(1)
     last = _norm(norm, x)
@@ -76,14 +76,14 @@ def _block(
     children, config = _bare(block, DecoderBlock), cast(DecoderBlock, block).config
     attention, feed_forward = children["attention"], cast(DecoderBlock, block).feed_forward
     if config.placement == "post" or config.cross is not None or not _idle(children["dropout"]):
-        raise Refused("norms after the layers, cross-attention or dropout")
+        raise NotNative("norms after the layers, cross-attention or dropout")
     parts = _bare(attention, MultiHeadAttention)
     options, sizes = attention.config, attention.shape
     window = 0 if options.window is None or options.window.left is None else options.window.left + 1
     if not sizes.fused or options.mechanism is not None or not attention.sizes[1] or attention.gate is not None:
-        raise Refused("attention with a mechanism, a gate or projections of its own")
+        raise NotNative("attention with a mechanism, a gate or projections of its own")
     if attention.positions is not None or (options.dropout and attention.training):
-        raise Refused("positions of a layer alone, or dropout")
+        raise NotNative("positions of a layer alone, or dropout")
     key, value = layer.room(needed)
     made = Block(
         attention_norm=_norm(children["attention_norm"], x),
@@ -104,13 +104,13 @@ def _block(
         softcap=float(options.softcap or 0.0),
     )
     if attention.sizes[2] != made.kv_heads * made.value_width:
-        raise Refused("keys and values of different heads")
+        raise NotNative("keys and values of different heads")
     if positions is not None:
         _turn(made, positions, x, offset)
     if feed_forward is not None:
         inside = _bare(feed_forward, FeedForward)
         if not _idle(inside["dropout"]):
-            raise Refused("dropout")
+            raise NotNative("dropout")
         gated = feed_forward.gated
         made.feed_forward_norm = Norm() if made.parallel else _norm(children["feed_forward_norm"], x)
         made.up, made.down = _matrix(inside["gate_up" if gated else "up"], x), _matrix(inside["down"], x)
@@ -120,7 +120,7 @@ def _block(
 
 def _turn(made: Block, positions: nn.Module, x: Tensor, offset: Any) -> None:
     if not isinstance(positions, Rotary) or type(positions) not in _FORWARDS:
-        raise Refused("positions other than rotary ones")
+        raise NotNative("positions other than rotary ones")
     _bare(positions, type(positions))
     cos, sin = positions.waves(x, offset)
     made.waves, made.pairs = (cos.flatten(0, -2), sin.flatten(0, -2)), positions.turned // 2
@@ -141,24 +141,24 @@ def _matrix(layer: nn.Module, x: Tensor) -> Matrix:
     _bare(layer, Linear)
     tensors, product = layer._parameters, cast(Linear, layer).product
     if product.users:
-        raise Refused("packed weights promise the same bits for one row and for many")
+        raise NotNative("packed weights promise the same bits for one row and for many")
     weight = tensors.get("weight")
     if weight is None:
-        raise Refused("a weight that is no parameter")
+        raise NotNative("a weight that is no parameter")
     return Matrix(weight, tensors.get("bias"), product.integers(weight, x))
 
 
 def _norm(module: nn.Module, x: Tensor) -> Norm:
     kind = type(module)
     if kind not in (RMSNorm, nn.LayerNorm, nn.Identity):
-        raise Refused(f"a norm of the kind {kind.__name__}")
+        raise NotNative(f"a norm of the kind {kind.__name__}")
     _bare(module, kind)
     if kind is nn.Identity:
         return Norm()
     tensors: Any = module._parameters
     eps: Any = module.eps
     if eps is None and x.dtype is not torch.float32:
-        raise Refused("a norm without eps")
+        raise NotNative("a norm without eps")
     return Norm(
         1 if kind is RMSNorm else 2,
         tensors.get("weight"),

@@ -60,8 +60,10 @@ class GrowingLayer(LayerCache):
         return CachedInputs(self._key[:, :, : fit.held], self._value[:, :, : fit.held], fit.mask, bias)
 
     def room(self, needed: int) -> tuple[Tensor, Tensor]:
-        """The buffers of keys and values, with room for `needed` tokens: a native step writes the next token itself, and
-        `grow` counts it. Not for an empty cache, and only without gradients."""
+        """The buffers of keys and values, with room for `needed` tokens.
+
+        A native step writes the next token itself, and `grow` counts it: without gradients, after other tokens.
+        """
         assert self._key is not None and self._value is not None
         self._make_room(self._key, self._value, int(self._host.max()), needed)
         return self._key, self._value
