@@ -6,20 +6,33 @@ import pytest
 import torch
 
 import saccade
+from saccade.acceleration import _decoder_layers
 from saccade.operator._backends.native import _kernels
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(_kernels.module is None, reason="no native kernels")
 
 SIZES = dict(hidden_size=192, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, intermediate_size=250)
+OPT = dict(ffn_dim=250, word_embed_proj_dim=192)
 MORE = dict(vocab_size=211, max_position_embeddings=64, pad_token_id=0, bos_token_id=None, eos_token_id=None)
 KINDS = {
     "Llama": dict(attention_bias=True, mlp_bias=True),
     "Mistral": dict(sliding_window=7),
     "Qwen3": dict(head_dim=64),
+    "GPT2": dict(n_positions=64),
+    "OPT": OPT,
+    "Phi": dict(partial_rotary_factor=0.5),
+    "Phi3": dict(),
+    "Starcoder2": dict(sliding_window=None),
     "Gemma3Text": dict(sliding_window=7, head_dim=64, query_pre_attn_scalar=64),
 }
 NEW = 15
+
+
+@pytest.fixture(autouse=True)
+def seldom_proved(monkeypatch):
+    """The random calls at which a proof is repeated would be missing in the counts."""
+    monkeypatch.setattr(_decoder_layers, "next_proof", lambda: 10**6)
 
 
 def model_of(kind, **options):
@@ -66,6 +79,15 @@ def test_what_computes_otherwise_is_not_believed():
     with saccade.accelerate(model) as run:
         close(logits(model), want)
         assert not run.backends["native"]
+
+
+def test_proofs_that_are_repeated_leave_the_cache_as_it_is(monkeypatch):
+    monkeypatch.setattr(_decoder_layers, "next_proof", lambda: 1)
+    model = model_of("Mistral", sliding_window=7)
+    want = logits(model)
+    with saccade.accelerate(model) as run:
+        close(logits(model), want)
+        assert run.backends["native"] == 2 * 7  # every second step
 
 
 class Steps:

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._decoder_layers import DecoderLayer, GrowingBuffers, SharedMask, parts_of
+from ._decoder_caches import GrowingBuffers, SharedMask
+from ._decoder_forms import parts_of
+from ._decoder_layers import DecoderLayer
 from ._fused_layers import Activated, FusedFeedForward, FusedLayer, FusedLinear, Gated, Residual, TorchFeedForward
 from ._joined_projections import JoinedProjections, joinable
 from ._linears import PackedLinear, activation_of, large

@@ -34,7 +34,7 @@ class PackedLinear:
         self.product = Product()
         self.product.users = 1
         self.product.weights = weights
-        self.rounded: Derived[Tensor] = Derived()  # the weight in bf16
+        self.copy: Derived[Tensor] = Derived()  # the weight in bf16, or as rows where it is turned
         self._dropped: tuple[nn.Parameter, int, Tensor] | None = None  # whose weight, where its place is, its only copy
 
     @property
@@ -80,15 +80,25 @@ class PackedLinear:
             return finished(few_rows(x, copy, bias), activation, joined)
         return multiply(x, copy.float(), bias, activation, joined)
 
+    def readable_weight(self, x: Tensor) -> Tensor:
+        """W (F, E) row by row, for a product of a few rows with x: the weight itself, or a copy that is turned or in
+        bf16."""
+        if self.weights == "bfloat16" and x.dtype == torch.float32:
+            return self.rounded_weight(x)
+        return self._copied(x, self.weight.dtype) if self.turned else self.weight
+
     def rounded_weight(self, x: Tensor) -> Tensor:
         """The weight in bf16, for a product with x."""
+        return self._copied(x, torch.bfloat16)
+
+    def _copied(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         weight, rows = self.weight, x.numel() // x.shape[-1]
 
-        def rounded() -> Tensor:
-            return weight.detach().to(torch.bfloat16).contiguous()
+        def copied() -> Tensor:
+            return weight.detach().to(dtype).contiguous()
 
-        copy = self.rounded.of((weight,), rows, rounded, one_band=0 < rows <= FEW)
-        return rounded() if copy is None else copy
+        copy = self.copy.of((weight,), rows, copied, one_band=0 < rows <= FEW)
+        return copied() if copy is None or copy.dtype is not dtype else copy
 
     def drop(self) -> None:
         """Keep only the packed copy and fill the weight itself with NaN until `restore`."""

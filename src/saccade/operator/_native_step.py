@@ -202,7 +202,8 @@ def _matrix(matrix: Matrix | None, width: int, x: Tensor, kept: list[Any]) -> li
     if matrix is None:
         return [0, 0, 0, 0, 0]
     weight, integers = matrix.weight, matrix.integers
-    if not is_plain(weight) or weight.dim() != 2 or weight.shape[1] != width or not weight.is_contiguous():
+    stands = integers is not None or weight.is_contiguous()
+    if not is_plain(weight) or weight.dim() != 2 or weight.shape[1] != width or not stands:
         raise NotNative("a weight of another kind or shape")
     features = weight.shape[0]
     bias = _vector(matrix.bias, features, x)
