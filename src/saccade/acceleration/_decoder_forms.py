@@ -28,6 +28,7 @@ class Form(NamedTuple):
     gate: str | None = None
     head_norms: tuple[str, str] | None = None
     parallel: bool = False
+    by_head: bool = False  # the joined projection has each head's query, key and value side by side
 
 
 _SEPARATE = "q_proj", "k_proj", "v_proj"
@@ -44,6 +45,7 @@ FORMS = (
     Form("self_attn", _SEPARATE, "o_proj", "mlp.c_fc", "mlp.c_proj", _TWO),  # StarCoder 2
     Form("self_attn", _SEPARATE, "dense", "mlp.fc1", "mlp.fc2", ("input_layernorm", None, None, None), parallel=True),
     Form("self_attn", _SEPARATE, "out_proj", "fc1", "fc2", ("self_attn_layer_norm", None, "final_layer_norm", None)),
+    Form("attention", ("query_key_value",), "dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h", _TWO, by_head=True),
     Form("attn", ("c_attn",), "c_proj", "mlp.c_fc", "mlp.c_proj", ("ln_1", None, "ln_2", None)),  # GPT-2
 )
 

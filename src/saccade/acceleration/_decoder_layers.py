@@ -1,8 +1,7 @@
 """A layer of a decoder of transformers as one native call, for a step of one token with a cache.
 
-Known are layers of self-attention with rotary positions and a gated feed-forward layer, their norms first (Llama,
-Mistral, Qwen, Gemma and those built alike). What a layer is made of says what it might compute; it is believed after
-both ways have computed the same, now and again, and computed by its modules as soon as anybody changes or hooks a part.
+The names of a layer's parts say what it might compute (`_decoder_forms.py`). It is believed after both ways have
+computed the same, now and again, and computed by its modules as soon as anybody changes or hooks a part.
 
 Shape legend: R items, E width.
 """
@@ -21,13 +20,14 @@ from ._decoder_caches import Buffer, GrowingBuffers, SharedMask
 from ._decoder_forms import Parts, eps_of
 from ._effects import CHANGES, same_random_numbers
 from ._fused_layers import NOT_CALLED, OTHER, PROVED, REPLACED
-from ._linears import PackedLinear
+from ._linears import PackedLinear, by_kind
 from ._padded import LayerStack, PaddedLayer
 from ._proof import next_proof, same, tells
 from ._thread import THREAD, counted
 
 _FREE = "position_ids", "cache_position", "use_cache"  # arguments that a layer does not compute with
-_TAKEN = {"hidden_states", "attention_mask", "past_key_values", "position_embeddings", *_FREE}
+_CACHES = "past_key_values", "layer_past"
+_TAKEN = {"hidden_states", "attention_mask", "position_embeddings", *_CACHES, *_FREE}
 _TRIALS = 3  # random inputs beside those of the call that is compared
 
 
@@ -42,13 +42,14 @@ class DecoderLayer(PaddedLayer):
         super().__init__(name, module, stack)
         self._parts, self._buffers, self._mask = parts, buffers, mask
         self.step_state, self._steps_left = NOT_CALLED, 0
+        self._cache = next((name for name in _CACHES if name in self.names), _CACHES[0])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         out = None
         if self.step_state in (NOT_CALLED, PROVED) and not torch.compiler.is_compiling() and THREAD.held.on:
             named = dict(zip(self.names, args, strict=False)) | kwargs
             x = named.get("hidden_states")
-            cached = len(args) <= len(self.names) and getattr(named.get("past_key_values"), "layers", None)
+            cached = len(args) <= len(self.names) and getattr(named.get(self._cache), "layers", None)
             if cached and isinstance(x, Tensor) and x.dim() == 3 and x.shape[1] == 1:
                 out = self._step(x, named)
         return super().__call__(*args, **kwargs) if out is None else out
@@ -85,13 +86,14 @@ class DecoderLayer(PaddedLayer):
         parts, attention = self._parts, cast(Any, self.module._modules[self._parts.form.attention])
         if attention.config._attn_implementation != "sdpa" or getattr(attention, "attn_logit_softcapping", None):
             raise NotNative("attention of another implementation")
-        layer = named["past_key_values"].layers[attention.layer_idx]
+        layer = named[self._cache].layers[attention.layer_idx]
         buffer = self._buffers.room(layer)
         key_cache, value_cache = buffer.with_new()
-        waves, mask, head = named.get("position_embeddings"), named.get("attention_mask"), int(attention.head_dim)
-        query, *others = (_matrix(linear, x) for linear in parts.projections)
+        waves, mask = named.get("position_embeddings"), named.get("attention_mask")
+        head = int(attention.head_size if parts.form.by_head else attention.head_dim)
         output, up, down = (_matrix(linear, x) for linear in (parts.output, parts.up, parts.down))
         heads = output.weight.shape[1] // head
+        query, *others = (_matrix(linear, x, heads if parts.form.by_head else None) for linear in parts.projections)
         norms = [
             Norm() if norm is None else _norm(norm, module)
             for norm, module in zip(parts.norms, parts.norm_modules, strict=True)
@@ -113,7 +115,7 @@ class DecoderLayer(PaddedLayer):
             key_cache=key_cache,
             value_cache=value_cache,
             activation=parts.activation,
-            parallel=parts.form.parallel,
+            parallel=getattr(self.module, "use_parallel_residual", parts.form.parallel),
             after_attention=norms[1],
             feed_forward_norm=norms[2],
             after_feed_forward=norms[3],
@@ -154,9 +156,9 @@ class DecoderLayer(PaddedLayer):
     def _same_step(self, x: Tensor, named: dict[str, Any]) -> bool:
         """Whether both ways give the same output, key and value; the cache stays as it is."""
         layer, buffer, got = self._native(x, named)
-        own = _copied(named["past_key_values"])
-        expected = self.plain(**named | {"hidden_states": x, "past_key_values": own})
-        cache = own.layers[named["past_key_values"].layers.index(layer)]
+        own = _copied(named[self._cache])
+        expected = self.plain(**named | {"hidden_states": x, self._cache: own})
+        cache = own.layers[named[self._cache].layers.index(layer)]
         key, value = buffer.with_new()
         new = ((key[:, :, -1], cache.keys[:, :, -1]), (value[:, :, -1], cache.values[:, :, -1]))
         return (
@@ -179,12 +181,14 @@ def _norm(norm: Norm, module: Any) -> Norm:
     return Norm(norm.kind, weight, bias, eps_of(module) or 0.0, norm.plus)
 
 
-def _matrix(linear: PackedLinear, x: Tensor) -> Matrix:
-    """The weight that the layer multiplies by, rounded or not."""
+def _matrix(linear: PackedLinear, x: Tensor, heads: int | None = None) -> Matrix:
+    """The weight that the layer multiplies by, rounded or not; `heads` as in `readable_weight`."""
     if linear.held is not None:
         raise NotNative("its weights are dropped")
     weight, bias = linear.weight, linear.module._parameters.get("bias")
     integers = linear.product.integers(weight, x)
-    if integers is not None:
-        return Matrix(weight, bias, integers)
-    return Matrix(linear.readable_weight(x), bias)
+    if integers is None:
+        return Matrix(linear.readable_weight(x, heads), None if bias is None else by_kind(bias, heads))
+    if heads is not None:
+        raise NotNative("integers of a projection by heads")
+    return Matrix(weight, bias, integers)

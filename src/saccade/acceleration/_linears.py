@@ -35,6 +35,7 @@ class PackedLinear:
         self.product.users = 1
         self.product.weights = weights
         self.copy: Derived[Tensor] = Derived()  # the weight in bf16, or as rows where it is turned
+        self.sorted_copy: Derived[Tensor] = Derived()  # the same of a joined projection, all queries first
         self._dropped: tuple[nn.Parameter, int, Tensor] | None = None  # whose weight, where its place is, its only copy
 
     @property
@@ -80,24 +81,25 @@ class PackedLinear:
             return finished(few_rows(x, copy, bias), activation, joined)
         return multiply(x, copy.float(), bias, activation, joined)
 
-    def readable_weight(self, x: Tensor) -> Tensor:
+    def readable_weight(self, x: Tensor, heads: int | None = None) -> Tensor:
         """W (F, E) row by row, for a product of a few rows with x: the weight itself, or a copy that is turned or in
-        bf16."""
+        bf16. Of a joined projection with so many `heads`, each with its query, key and value, all queries first."""
         if self.weights == "bfloat16" and x.dtype == torch.float32:
-            return self.rounded_weight(x)
-        return self._copied(x, self.weight.dtype) if self.turned else self.weight
+            return self._copied(x, torch.bfloat16, heads)
+        return self._copied(x, self.weight.dtype, heads) if self.turned or heads else self.weight
 
     def rounded_weight(self, x: Tensor) -> Tensor:
         """The weight in bf16, for a product with x."""
         return self._copied(x, torch.bfloat16)
 
-    def _copied(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def _copied(self, x: Tensor, dtype: torch.dtype, heads: int | None = None) -> Tensor:
         weight, rows = self.weight, x.numel() // x.shape[-1]
 
         def copied() -> Tensor:
-            return weight.detach().to(dtype).contiguous()
+            return by_kind(weight.detach(), heads).to(dtype).contiguous()
 
-        copy = self.copy.of((weight,), rows, copied, one_band=0 < rows <= FEW)
+        held = self.copy if heads is None else self.sorted_copy
+        copy = held.of((weight,), rows, copied, one_band=0 < rows <= FEW)
         return copied() if copy is None or copy.dtype is not dtype else copy
 
     def drop(self) -> None:
@@ -124,6 +126,11 @@ class PackedLinear:
             weight = copy.to_dense()
             weight = weight.t().contiguous() if self.turned else weight
             parameter.data = weight.to(parameter.device, parameter.dtype)
+
+
+def by_kind(tensor: Tensor, heads: int | None) -> Tensor:
+    """Rows (3 H D, ...) of H heads, each with its query, key and value, as all queries, all keys, all values."""
+    return tensor if heads is None else tensor.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def is_linear(module: nn.Module) -> bool:
