@@ -114,7 +114,7 @@ PARTS = [
 ROOMS = {  # each imports those before it; last come the files of the part that are not named here
     "models": [
         *("_shortened", "checkpoints", "tokenizers", "token_layout", "inputs", "output", "output_heads"),
-        *("pruned_heads", "model"),
+        *("pruned_heads", "held_weights", "model"),
         *("decoding", "graphs", "signals", "text", "decoder_lm", "families"),
     ],
     "tasks": [

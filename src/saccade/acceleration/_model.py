@@ -166,6 +166,8 @@ def _round_one(name: str, product: Product, weight: Tensor) -> None:
 
 
 def _kind(weight: Tensor) -> str:
+    if type(weight) not in (Tensor, nn.Parameter):
+        return f"weights are of class {type(weight).__name__}"
     if not is_plain(weight):
         return f"weights are no plain tensors of a CPU ({weight.device.type})"
     if weight.is_inference():

@@ -23,7 +23,7 @@ from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
 from ._derived import Derived
-from ._int8 import DTYPES, Int8Weight, int8_product, int8_weight
+from ._int8 import DTYPES, Int8Weight, int8_weight, rounded_product
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -82,9 +82,9 @@ class Product:
             joined: what the product is added to or multiplied with, (..., F).
         """
         large = weight.numel() >= LARGE
-        in_int8 = self.weights == "int8" and large and not _THREAD.unrounded
+        in_int8 = self.weights == "int8" and large and rounds()
         if in_int8 and fits_int8(weight) and _plain(x, weight) and fits(bias, weight):
-            return finished(int8_product(x, weight, bias, self.in_int8(weight, x)), activation, joined)
+            return finished(rounded_product(x, weight, bias, self.in_int8(weight, x)), activation, joined)
         if (large or self.users) and _plain(x, weight) and fits(bias, weight):
             if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or _differentiable(bias, joined)):
                 if large and x.dtype == torch.float32 and at_half() and x.numel() > FEW * weight.shape[1]:
@@ -161,6 +161,11 @@ def unrounded() -> Iterator[None]:
         yield
     finally:
         _THREAD.unrounded = before
+
+
+def rounds() -> bool:
+    """Whether this thread's products are in few bits, outside of `unrounded` blocks."""
+    return not _THREAD.unrounded
 
 
 def fits_int8(weight: Tensor) -> bool:
@@ -280,7 +285,7 @@ def _plain(x: Tensor, weight: Tensor) -> bool:
     """Whether a call runs eagerly on memory, with no mode that intercepts PyTorch's functions."""
     return (
         not interrupted()
-        and _unfollowed()
+        and unfollowed()
         and is_plain(x)
         and is_plain(weight)
         and x.dtype == weight.dtype
@@ -289,7 +294,7 @@ def _plain(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _unfollowed() -> bool:
+def unfollowed() -> bool:
     """Whether no mode intercepts PyTorch's functions, except passive modes, under which results must stay
     bit-identical."""
     modes = torch._C._len_torch_function_stack()
