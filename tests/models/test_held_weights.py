@@ -15,13 +15,14 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 import transformers
-from torch import nn
+from torch import Tensor, nn
 
 import saccade
 from saccade import models
+from saccade.operator._int4 import int4_weight
 from saccade.operator._int8 import BLOCK
 from saccade.operator._products import unrounded
-from saccade.operator.nn._rounded import RoundedLinear
+from saccade.operator.nn._rounded import FORMS, RoundedLinear
 
 SIZES = dict(vocab_size=307, hidden_size=192, intermediate_size=389, num_hidden_layers=2, num_attention_heads=3)
 GPT2 = dict(vocab_size=307, n_embd=192, n_layer=2, n_head=3, n_positions=64, bos_token_id=0, eos_token_id=1)
@@ -48,6 +49,9 @@ def whole_numbers_of(weight):
     return ((parts / step).round() * step).flatten(-2)[..., : weight.shape[-1]]
 
 
+ROUND = {"bfloat16": Tensor.bfloat16, "int8": whole_numbers_of, "int4": lambda weight: int4_weight(weight).dense()}
+
+
 def simulate(module, form):
     """Round the weights of the large linear layers that share them with no embedding."""
     tied = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
@@ -56,7 +60,7 @@ def simulate(module, form):
         if not (conv or isinstance(part, nn.Linear)) or id(part.weight) in tied or part.weight.numel() < LARGE:
             continue
         weight = part.weight.detach().t() if conv else part.weight.detach()
-        weight = whole_numbers_of(weight) if form == "int8" else weight.bfloat16().double()
+        weight = ROUND[form](weight).double()
 
         def forward(x, weight=weight, bias=part.bias):
             return F.linear(x.double(), weight, None if bias is None else bias.double()).to(torch.float32)
@@ -91,7 +95,7 @@ def batch(kind):
     return {"input_ids": ids} | ({"decoder_input_ids": ids[:, :11]} if kind == "bart" else {})
 
 
-@pytest.mark.parametrize("form", ["bfloat16", "int8"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_it_is_the_stored_model_with_rounded_layers(saved, kind, form):
@@ -109,7 +113,8 @@ def test_it_is_the_stored_model_with_rounded_layers(saved, kind, form):
         weights_alone = model(**inputs).logits
     assert (weights_alone - wanted).square().mean().sqrt() < 0.03 * apart
     with_inputs = (model(**inputs).logits - wanted).square().mean().sqrt()
-    assert (0.1 if form == "int8" else -1) * apart < with_inputs < (3 if form == "int8" else 0.01) * apart
+    least, most = {"bfloat16": (-1, 0.01), "int8": (0.1, 3), "int4": (0.02, 1)}[form]
+    assert least * apart < with_inputs < most * apart
     plain = models.load(folder)
     for name, tensor in model.state_dict().items():  # everything else is as stored
         rounded = isinstance(model.get_submodule(name.rpartition(".")[0]), RoundedLinear)

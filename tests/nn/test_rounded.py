@@ -14,12 +14,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from saccade.operator._int4 import GROUP
 from saccade.operator._int8 import BLOCK
 from saccade.operator._products import unrounded
 from saccade.operator.nn._rounded import FORMS, HeldWeight, RoundedLinear, Rounding, described
 
 E, OUT = 389, 131
-BITS = {"bfloat16": 16, "int8": 8 + 64 / BLOCK}
+BITS = {"bfloat16": 16, "int8": 8 + 64 / BLOCK, "int4": 4 + 16 / GROUP}
+STEPS = {"bfloat16": 2.0**-8, "int8": 1 / 254, "int4": 1.1 / 8}  # of the largest entry, which rounding may be off by
 
 
 def layer(form, bias=True):
@@ -58,8 +60,9 @@ def test_a_weight_is_rounded_to_its_bits_and_nothing_else_is_held(form):
     torch.manual_seed(0)
     dense = torch.randn(OUT, E)
     module = RoundedLinear(dense, None, form)
-    steps = blocks_of(dense).abs().amax(2) / 127 / 2 if form == "int8" else blocks_of(dense).abs().amax(2) * 2.0**-8
-    assert ((blocks_of(module.weight - dense)).abs().amax(2) <= steps * 1.001).all()
+    assert (
+        blocks_of(module.weight - dense).abs().amax(2) <= 1.001 * STEPS[form] * blocks_of(dense).abs().amax(2)
+    ).all()
     large = RoundedLinear(torch.randn(384, 1024), None, form)
     held = sum(tensor.nbytes for tensor in (*large.parameters(), *large.buffers()))
     assert held == 384 * 1024 * BITS[form] / 8

@@ -65,10 +65,10 @@ def load(
         labels: of a classifier: their number or names; of a CTC head its tokens, the blank first. If the stored head
             has another number of labels, its tensors of another shape are initialised randomly; with other label names,
             all tensors with a row for each label are. The same names in another order reorder its rows.
-        weights: what linear layers of 32,768 weights and more hold: "bfloat16", or "int8", whole numbers with a scale
-            for each block of 128 of a row. Everything else is float32, or beside "int8" bfloat16: embeddings, output
-            layers tied to them, norms, new heads. Such weights can be read, but not trained or saved; adapters beside
-            them train. None holds all weights in `dtype`. `model.explain()` gives the sizes.
+        weights: what linear layers of 32,768 weights and more hold: "bfloat16", or whole numbers with scales for blocks
+            of a row, "int8" by 128 or "int4" by 32. Everything else is float32, or beside whole numbers bfloat16:
+            embeddings, output layers tied to them, norms, new heads. Such weights can be read, but not trained or
+            saved; adapters beside them train. None holds all weights in `dtype`. `model.explain()` gives the sizes.
 
     Raises:
         FileNotFoundError: no such folder or name, or a file is missing from it.

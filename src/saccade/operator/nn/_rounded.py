@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._backends.native._run import interrupted, is_plain
+from .._int4 import int4_weight
 from .._int8 import DTYPES, RoundedWeight, int8_weight, rounded_product
 from .._products import FEW, FUNCTIONS, LARGE, dtypes, few_rows, multiply, rounds, unfollowed
 from ._linear import Linear
@@ -51,7 +52,7 @@ def bfloat16_weight(weight: Tensor) -> Bfloat16Weight:
     return Bfloat16Weight(halves, *weight.shape)
 
 
-FORMS: dict[str, Callable[[Tensor], Any]] = {"bfloat16": bfloat16_weight, "int8": int8_weight}
+FORMS: dict[str, Callable[[Tensor], Any]] = {"bfloat16": bfloat16_weight, "int8": int8_weight, "int4": int4_weight}
 
 
 class HeldWeight(Tensor):
