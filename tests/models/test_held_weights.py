@@ -131,6 +131,8 @@ def test_the_dtype_of_everything_else(saved, tmp_path):
     assert models.load(saved("llama"), weights="int8", dtype=torch.bfloat16).dtype == torch.bfloat16
     ids = batch("llama")["input_ids"]
     assert models.load(saved("llama"), weights="int8", dtype=torch.bfloat16)(ids).logits.dtype == torch.bfloat16
+    neox = models.load(saved("neox"), weights="int8", dtype=torch.bfloat16).module
+    assert neox.gpt_neox.rotary_emb.inv_freq.dtype == torch.float32
     for kind in ("llama", "neox"):
         with checkpoints.quiet():
             KINDS[kind]().half().save_pretrained(tmp_path / kind)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._backends.native import _kernels
-from ._int8 import PANEL
+from ._int8 import PANEL, multiply_rounded
 
 GROUP = 1 if _kernels.module is None else _kernels.module.int4_group  # terms
 _LEAST, _LARGEST = -8, 7
@@ -97,31 +97,5 @@ def _fitted(parts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def multiply_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None, quads: bool = True) -> Tensor:
-    """x (..., E), float32 or bfloat16, to (..., F) of its dtype.
-
-    A row with NaN or infinities, which bytes cannot hold, is multiplied in float32 by the weight that the integers
-    stand for.
-
-    Args:
-        quads: False leaves out the processor's instruction for sums of four products. The bits are the same.
-    """
-    rows = x.contiguous().view(-1, weight.width)
-    out = rows.new_empty(len(rows), weight.features)
-    bias = None if bias is None else bias.detach().float().contiguous()
-    odd = _kernels.module.int4_product(
-        rows.data_ptr(),
-        weight.packed.data_ptr(),
-        weight.scales.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        len(rows),
-        weight.width,
-        weight.features,
-        x.dtype == torch.bfloat16,
-        quads,
-        torch.get_num_threads(),
-    )
-    if odd:
-        which = ~rows.isfinite().all(1)
-        out[which] = F.linear(rows[which].float(), weight.dense(), bias).to(out.dtype)
-    return out.view(*x.shape[:-1], weight.features)
+    """x (..., E), float32 or bfloat16, to (..., F) of its dtype. See `multiply_rounded`."""
+    return multiply_rounded(_kernels.module.int4_product, x, weight, bias, quads)

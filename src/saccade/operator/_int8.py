@@ -9,6 +9,7 @@ Shape legend: ... any axes, E width, F features, N blocks of E, P panels of F.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -40,6 +41,16 @@ class RoundedWeight(Protocol):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x (..., E), with b (F,), to (..., F) of its dtype, without gradients."""
         ...
+
+
+class PackedWeight(RoundedWeight, Protocol):
+    """Integers and scales in the order in which a kernel reads them."""
+
+    @property
+    def packed(self) -> Tensor: ...
+
+    @property
+    def scales(self) -> Tensor: ...
 
 
 class Int8Weight(NamedTuple):
@@ -92,7 +103,14 @@ def int8_weight(weight: Tensor) -> Int8Weight:
 
 
 def multiply_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None, quads: bool = True) -> Tensor:
-    """x (..., E), float32 or bfloat16, to (..., F) of its dtype.
+    """x (..., E), float32 or bfloat16, to (..., F) of its dtype. See `multiply_rounded`."""
+    return multiply_rounded(_kernels.module.int8_product, x, weight, bias, quads)
+
+
+def multiply_rounded(
+    kernel: Callable[..., int], x: Tensor, weight: PackedWeight, bias: Tensor | None, quads: bool
+) -> Tensor:
+    """x (..., E), float32 or bfloat16, to (..., F) of its dtype, by a kernel that takes rows as bytes.
 
     A row with NaN or infinities, which bytes cannot hold, is multiplied in float32 by the weight that the integers
     stand for.
@@ -103,7 +121,7 @@ def multiply_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None, quads: boo
     rows = x.contiguous().view(-1, weight.width)
     out = rows.new_empty(len(rows), weight.features)
     bias = None if bias is None else bias.detach().float().contiguous()
-    odd = _kernels.module.int8_product(
+    odd = kernel(
         rows.data_ptr(),
         weight.packed.data_ptr(),
         weight.scales.data_ptr(),

@@ -96,7 +96,9 @@ def _opened(
             stacklevel=2,
         )
     read = read_weights(kind, config, folder, dtype=dtype, gguf=gguf, is_new=is_new if new else None)
-    module = read.module.to(device or "cpu", dtype_beside(weights, read.module.dtype))
+    module = read.module.to(device or "cpu")
+    if dtype_beside(weights, module.dtype) != module.dtype:
+        module = module.float()
     drawn = [name for name in axes if rows == () and name not in read.initialised]
     with torch.no_grad():
         state = module.state_dict()
