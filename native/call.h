@@ -303,12 +303,11 @@ struct Int8Product {
     void* out = nullptr;
 };
 
-// A weight W (F, E) of a step, and its bias (F,) of the step's type, or null. `scales`: of int8, as in Int8Product.
+// A weight W (F, E) of a step, and its bias (F,) of the step's type, or null. int8 and int4 as in their products.
 struct StepMatrix {
-    enum Kind : int { f32 = 0, bf16 = 1, int8 = 2 } kind = f32;
+    enum Kind : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 } kind = f32;
     int64_t features = 0;  // F; 0: there is none
-    const void *weight = nullptr, *bias = nullptr;
-    const float* scales = nullptr;
+    const void *weight = nullptr, *bias = nullptr, *scales = nullptr;
 };
 
 // (x - mean) / sqrt(variance + eps), or x / sqrt(mean(x^2) + eps), times plus + weight, + bias; both of the step's type or null.
@@ -352,6 +351,20 @@ struct Step {
     void* out = nullptr;
 };
 
+constexpr int kInt4Group = 32;  // terms with one scale
+
+// out (R, F) = x (R, E) W^T + b of int4 weights W in panels of kInt8Panel features (int4.h). `scales` [F / 64][E / 32][64], bf16.
+// x, out, bias and what comes back as in Int8Product.
+struct Int4Product {
+    int64_t rows = 0, width = 0, features = 0;  // R, E, F
+    int threads = 1;
+    bool half = false;
+    const void *x = nullptr, *scales = nullptr;
+    const uint8_t* weight = nullptr;
+    const float* bias = nullptr;
+    void* out = nullptr;
+};
+
 // What one instruction set offers. Every kernel gives the same bits for any number of threads and any batch mates.
 struct Kernels {
     const char* name = nullptr;  // "baseline"; "avx2", "avx512", "avx512_bf16"; "neon", "neon_bf16"
@@ -369,7 +382,9 @@ struct Kernels {
     void (*few_rows)(const FewRows&);
     int64_t (*int8_product)(const Int8Product&);
     int64_t (*int8_product_quads)(const Int8Product&);  // by AVX512_VNNI: null where the set cannot have it
-    int64_t (*step)(const Step&);  // rows of its products in int8 that were not finite: then out is of no use
+    int64_t (*step)(const Step&);  // rows of products of bytes that were not finite: then out is of no use
+    int64_t (*int4_product)(const Int4Product&);
+    int64_t (*int4_product_quads)(const Int4Product&);
     void (*exp2)(const float* from, float* to, int64_t count);  // the kernels' own exponential, for tests
     // The limits of the machine, for the benchmark: multiplications and additions done (2 per lane and FMA) in about
     // `milliseconds` of nothing else, per thread, summed over threads, as FLOP/s; and bytes/s of reading.

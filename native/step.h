@@ -12,6 +12,7 @@
 #include "call.h"
 #include "decode.h"
 #include "few_rows.h"
+#include "int4.h"
 #include "int8.h"
 #include "program_run.h"
 #include "simd.h"
@@ -29,7 +30,7 @@ template <class T> class StepPass {
         }
     }
 
-    // How many rows of products in int8 were not finite: then the result is of no use.
+    // How many rows of products of bytes were not finite: then the result is of no use.
     int64_t run() {
         const Workspace workspace((4 * R * E + 3 * R * most) * (int64_t)sizeof(float) + R * most * (int64_t)sizeof(T));
         float* at = static_cast<float*>(workspace.data());
@@ -177,13 +178,12 @@ template <class T> class StepPass {
     void product(const StepMatrix& matrix, const float* from, int64_t width, float* to) {
         if (matrix.kind == StepMatrix::int8) {
             Int8Product one;
-            one.rows = R, one.width = width, one.features = matrix.features, one.threads = call.threads;
-            one.x = from, one.weight = static_cast<const int8_t*>(matrix.weight), one.scales = matrix.scales, one.out = to;
-#if defined(__AVX512F__)
-            odd += call.quads ? int8_product_quads(one) : int8_product(one);
-#else
-            odd += int8_product(one);
-#endif
+            one.weight = static_cast<const int8_t*>(matrix.weight), one.scales = static_cast<const float*>(matrix.scales);
+            odd += of_bytes(one, matrix, from, width, to);
+        } else if (matrix.kind == StepMatrix::int4) {
+            Int4Product one;
+            one.weight = static_cast<const uint8_t*>(matrix.weight), one.scales = matrix.scales;
+            odd += of_bytes(one, matrix, from, width, to);
         } else {
             for (int64_t r = 0; r < R; r += kFewRows) {
                 FewRows one;
@@ -200,6 +200,23 @@ template <class T> class StepPass {
                 const int64_t left = matrix.features - f;
                 store_from_float(at, load_as_float(at, left) + load_as_float(static_cast<const T*>(matrix.bias) + f, left), left);
             }
+    }
+
+    template <class Product> int64_t of_bytes(Product& one, const StepMatrix& matrix, const float* from, int64_t width, float* to) {
+        one.rows = R, one.width = width, one.features = matrix.features, one.threads = call.threads, one.x = from, one.out = to;
+        return multiplied(one, call.quads);
+    }
+    static int64_t multiplied(const Int8Product& one, [[maybe_unused]] bool quads) {
+#if defined(__AVX512F__)
+        if (quads) return int8_product_quads(one);
+#endif
+        return int8_product(one);
+    }
+    static int64_t multiplied(const Int4Product& one, [[maybe_unused]] bool quads) {
+#if defined(__AVX512F__)
+        if (quads) return int4_product_quads(one);
+#endif
+        return int4_product(one);
     }
 
     // Rows of `width`; to may be from. Without a kind a copy.

@@ -51,6 +51,7 @@ LAYERS = [
     {"_checks", "_reference", "_observers", "_tiles"},
     {"_backends"},
     {"_attention", "_derived", "_int8"},
+    {"_int4"},
     {"_explain", "_hooks", "_mask_functions", "_pooled", "_products", "_statistics", "_weights"},
     {"_block_masks", "_native_step", "batching", "positions", "variants"},
     {"_flex_attention"},
@@ -114,7 +115,7 @@ PARTS = [
 ROOMS = {  # each imports those before it; last come the files of the part that are not named here
     "models": [
         *("_shortened", "checkpoints", "tokenizers", "token_layout", "inputs", "output", "output_heads"),
-        *("pruned_heads", "model"),
+        *("pruned_heads", "held_weights", "model"),
         *("decoding", "graphs", "signals", "text", "decoder_lm", "families"),
     ],
     "tasks": [

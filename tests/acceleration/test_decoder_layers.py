@@ -8,6 +8,7 @@ import torch
 import saccade
 from saccade.acceleration import _decoder_layers
 from saccade.operator._backends.native import _kernels
+from saccade.operator.nn._rounded import Rounding
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(_kernels.module is None, reason="no native kernels")
@@ -73,6 +74,22 @@ def test_tokens_and_logits_are_the_model_s(kind):
         close(logits(model, num_beams=2), beams)
     assert "decoder layer" not in str(saccade.accelerate(model))
     close(logits(model), want)
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "int8", "int4"])
+def test_layers_that_hold_few_bits_step_natively(form):
+    """A byte of an activation may fall to the other side: one step of 255."""
+    model = model_of("Llama")
+    Rounding(model, form).round_all()
+    model.lm_head.register_forward_pre_hook(lambda module, args: seen.append(args[0][:, -1:]))
+    seen = []
+    logits(model)
+    want, seen = torch.cat(seen, 1), []
+    with saccade.accelerate(model) as run:
+        logits(model)
+        assert run.backends["native"] >= 2 * (NEW - 2)
+    got = torch.cat(seen, 1)
+    assert torch.allclose(got[:, :2], want[:, :2], atol=want.abs().max().item() / 255)
 
 
 def test_what_computes_otherwise_is_not_believed():

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from native.fuzzing import each_set
 from saccade.operator._backends.native import _kernels
-from saccade.operator._int8 import BLOCK, int8_product, int8_weight, multiply_int8
+from saccade.operator._int8 import BLOCK, int8_weight, multiply_int8, rounded_product
 
 SIZES = [(1, 2, 1), (3, 7, 65), (13, 127, 61), (5, 131, 67), (8, 389, 193), (37, 1537, 71), (301, 257, 131)]
 
@@ -122,12 +122,12 @@ def test_gradients_reach_inputs_and_biases_and_never_the_weight():
     x, weight, bias = torch.randn(3, 5, 131, requires_grad=True), torch.randn(67, 131), torch.randn(67)
     bias.requires_grad_()
     packed, d_out = int8_weight(weight), torch.randn(3, 5, 67)
-    dx, db = torch.autograd.grad(int8_product(x, weight, bias, packed), (x, bias), d_out)
+    dx, db = torch.autograd.grad(rounded_product(x, weight, bias, packed), (x, bias), d_out)
     assert torch.allclose(dx.double(), d_out.double() @ packed.dense().double(), atol=1e-4)
     assert torch.allclose(db, d_out.sum((0, 1)), atol=1e-5)
     weight.requires_grad_()
     with pytest.raises(RuntimeError, match="int8 weights cannot be trained"):
-        int8_product(x, weight, bias, packed).sum().backward()
+        rounded_product(x, weight, bias, packed).sum().backward()
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="Linux names what a processor has")

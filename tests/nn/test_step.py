@@ -15,8 +15,10 @@ import saccade
 from saccade import Padding, Window
 from saccade.nn import AttentionConfig, BlockConfig, Decoder
 from saccade.operator._backends.native import _kernels
+from saccade.operator._products import unrounded
 from saccade.operator.nn import _step
 from saccade.operator.nn._linear import packed_weights
+from saccade.operator.nn._rounded import Rounding
 from saccade.positions import RotaryConfig, YaRNScaling
 
 pytestmark = pytest.mark.skipif(_kernels.module is None, reason="no native kernels")
@@ -287,6 +289,26 @@ def test_in_8_bits_a_step_follows_the_modules_and_what_is_not_finite():
         decoder.blocks[0].feed_forward.down.weight.mul_(2)
         got, want = decoder(x, cache=caches[0]), decoder(x, cache=caches[1], hidden_states=[])
         assert torch.allclose(got[::2], want[::2], atol=want[::2].abs().max().item() / 255)
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "int8", "int4"])
+def test_layers_that_hold_few_bits_step_natively(form):
+    """A byte of an activation may fall to the other side: one step of 255 in sums of 192 to 256 terms."""
+    torch.manual_seed(0)
+    decoder = perturbed(Decoder(BlockConfig(AttentionConfig(192, 6, positions=RotaryConfig()), hidden=256), 2))
+    Rounding(decoder, form).round_all()
+    prompt, x = torch.randn(3, 5, 192), torch.randn(3, 1, 192)
+    with torch.no_grad(), native_steps() as taken:
+        caches = decoder.cache(), decoder.cache()
+        for cache in caches:
+            decoder(prompt, cache=cache)
+        got, want = decoder(x, cache=caches[0]), decoder(x, cache=caches[1], hidden_states=[])
+        assert len(taken) == 1
+        assert torch.allclose(got, want, atol=want.abs().max().item() / 255)
+        with unrounded():
+            got, want = decoder(x, cache=caches[0]), decoder(x, cache=caches[1], hidden_states=[])
+        assert len(taken) == 2
+        assert torch.allclose(got, want, atol=want.abs().max().item() / 255)
 
 
 def test_tokens_behind_a_rollback_do_not_reach_what_was_handed_out():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..operator._native_step import ACTIVATIONS, Norm
-from ._linears import PackedLinear, activation_of, is_linear
+from ._linears import PackedLinear, activation_of, holds_rounded, is_linear
 from ._structure import has_own_forward
 
 
@@ -50,15 +50,18 @@ FORMS = (
 )
 
 
+Linear = PackedLinear | nn.Module  # or one that holds its weight in few bits
+
+
 class Parts(NamedTuple):
     """The parts of a layer that has a `Form`."""
 
     form: Form
-    projections: tuple[PackedLinear, ...]
-    output: PackedLinear
-    up: PackedLinear
-    gate: PackedLinear | None
-    down: PackedLinear
+    projections: tuple[Linear, ...]
+    output: Linear
+    up: Linear
+    gate: Linear | None
+    down: Linear
     norms: tuple[Norm | None, ...]  # of the form's norms and then of the heads', with the weights of `norm_modules`
     norm_modules: tuple[nn.Module | None, ...]
     activation: str
@@ -84,14 +87,18 @@ def _parts(form: Form, modules: dict[str, nn.Module], linears: dict[nn.Module, P
     rest = [module for module in modules.values() if id(module) not in known]
     functions = [m for m in rest if not m._modules and not isinstance(m, nn.Dropout | nn.Identity)]
     holding = any(module._parameters or module._buffers for module in rest)
-    if holding or len(functions) != 1 or not all(module is not None and is_linear(module) for module in found):
+    if holding or len(functions) != 1 or not all(map(_is_read, found)):
         return None
     activation, described = activation_of(functions[0]), [None if norm is None else _described(norm) for norm in norms]
     if activation not in ACTIVATIONS or any(
         one is None and norm is not None for one, norm in zip(described, norms, strict=True)
     ):
         return None
-    packed = [linears.get(part) or PackedLinear(part, None) for part in found if part is not None]
+    packed: list[Linear] = [
+        part if holds_rounded(part) else linears.get(part) or PackedLinear(part, None)
+        for part in found
+        if part is not None
+    ]
     count = len(form.projections)
     output, up, down, *gate = packed[count:]
     return Parts(
@@ -105,6 +112,10 @@ def _parts(form: Form, modules: dict[str, nn.Module], linears: dict[nn.Module, P
         tuple(norms),
         activation,
     )
+
+
+def _is_read(module: nn.Module | None) -> bool:
+    return module is not None and (is_linear(module) or holds_rounded(module))
 
 
 def _described(norm: Any) -> Norm | None:

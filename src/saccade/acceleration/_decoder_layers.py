@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..operator._native_step import Block, Matrix, Norm, NotNative, check_call, run
 from ..operator._products import unrounded
 from ._decoder_caches import Buffer, GrowingBuffers, SharedMask
-from ._decoder_forms import Parts, eps_of
+from ._decoder_forms import Linear, Parts, eps_of
 from ._effects import CHANGES, same_random_numbers
 from ._fused_layers import NOT_CALLED, OTHER, PROVED, REPLACED
 from ._linears import PackedLinear, by_kind
@@ -92,7 +92,7 @@ class DecoderLayer(PaddedLayer):
         waves, mask = named.get("position_embeddings"), named.get("attention_mask")
         head = int(attention.head_size if parts.form.by_head else attention.head_dim)
         output, up, down = (_matrix(linear, x) for linear in (parts.output, parts.up, parts.down))
-        heads = output.weight.shape[1] // head
+        heads = output.shape[1] // head
         query, *others = (_matrix(linear, x, heads if parts.form.by_head else None) for linear in parts.projections)
         norms = [
             Norm() if norm is None else _norm(norm, module)
@@ -108,7 +108,7 @@ class DecoderLayer(PaddedLayer):
             up=up,
             down=down,
             heads=heads,
-            kv_heads=(others[0].weight.shape[0] if others else (query.weight.shape[0] - heads * head) // 2) // head,
+            kv_heads=(others[0].shape[0] if others else (query.shape[0] - heads * head) // 2) // head,
             width=head,
             value_width=head,
             scale=float(attention.scaling),
@@ -181,8 +181,12 @@ def _norm(norm: Norm, module: Any) -> Norm:
     return Norm(norm.kind, weight, bias, eps_of(module) or 0.0, norm.plus)
 
 
-def _matrix(linear: PackedLinear, x: Tensor, heads: int | None = None) -> Matrix:
+def _matrix(linear: Linear, x: Tensor, heads: int | None = None) -> Matrix:
     """The weight that the layer multiplies by, rounded or not; `heads` as in `readable_weight`."""
+    if not isinstance(linear, PackedLinear):
+        if heads is not None:
+            raise NotNative("integers of a projection by heads")
+        return Matrix(cast(Any, linear).readable(), linear._parameters.get("bias"))
     if linear.held is not None:
         raise NotNative("its weights are dropped")
     weight, bias = linear.weight, linear.module._parameters.get("bias")
@@ -191,4 +195,4 @@ def _matrix(linear: PackedLinear, x: Tensor, heads: int | None = None) -> Matrix
         return Matrix(linear.readable_weight(x, heads), None if bias is None else by_kind(bias, heads))
     if heads is not None:
         raise NotNative("integers of a projection by heads")
-    return Matrix(weight, bias, integers)
+    return Matrix(integers, bias)

@@ -14,7 +14,7 @@ from ._decoder_forms import parts_of
 from ._decoder_layers import DecoderLayer
 from ._fused_layers import Activated, FusedFeedForward, FusedLayer, FusedLinear, Gated, Residual, TorchFeedForward
 from ._joined_projections import JoinedProjections, joinable
-from ._linears import PackedLinear, activation_of, large
+from ._linears import PackedLinear, activation_of, holds_rounded, large
 from ._norms import RootMeanSquare
 from ._padded import LayerStack, Padded, PaddedLayer
 from ._self_attention import FusedSelfAttention
@@ -82,7 +82,7 @@ def _layers(parts: nn.ModuleList, linears: dict[nn.Module, PackedLinear]) -> lis
 
 def _may_be_packed(layer: nn.Module, linears: dict[nn.Module, PackedLinear]) -> bool:
     own = mixes_tokens(layer) or has_own_forward(layer)
-    return not own and any(part in linears for part in layer.modules())
+    return not own and any(part in linears or holds_rounded(part) for part in layer.modules())
 
 
 def _knows(module: nn.MultiheadAttention) -> bool:

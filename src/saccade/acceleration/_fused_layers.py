@@ -23,7 +23,7 @@ from torch.nn.modules import module as _of_all
 from ..operator import _observers
 from ..operator._backends.native._run import interrupted, is_plain
 from ._effects import CHANGES, Effects, same_random_numbers, shadow
-from ._linears import PackedLinear, is_linear
+from ._linears import PackedLinear, holds_rounded, is_linear
 from ._methods import ReplacedMethod
 from ._proof import next_proof, same, same_where_finite, samples, tells, unusual_samples
 from ._structure import Structure
@@ -68,7 +68,7 @@ class FusedLayer(ReplacedMethod):
         self.refused: str | None = None
         self.structure = Structure(self.parts(), is_replacement)
         self._watched = [part for part in module.modules() if part is not module]
-        weights: Iterator[Any] = (part.weight for part in module.modules() if is_linear(part))
+        weights: Iterator[Any] = (part.weight for part in module.modules() if is_linear(part) or holds_rounded(part))
         self.longest = max((max(weight.shape) for weight in weights), default=1)
         self._calls_left = 0  # until it is proved again
         self._sizes: set[tuple[int, ...]] = set()  # of calls that were computed both ways

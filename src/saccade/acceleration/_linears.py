@@ -142,6 +142,12 @@ def is_linear(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
 
 
+def holds_rounded(module: nn.Module) -> bool:
+    """Whether a module is a linear layer of Saccade that holds its weight in few bits (`readable` gives it)."""
+    kind = type(module)
+    return kind.__module__.startswith("saccade.") and callable(getattr(kind, "readable", None))
+
+
 def large(module: nn.Module) -> bool:
     """Whether a linear layer is large enough for a packed copy, on a CPU and in a dtype that oneDNN supports."""
     weight: Any = getattr(module, "weight", None)

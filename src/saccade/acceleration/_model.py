@@ -183,6 +183,8 @@ def is_accelerated(model: nn.Module) -> bool:
 
 
 def _kind(weight: Tensor) -> str:
+    if type(weight) not in (Tensor, nn.Parameter):
+        return f"weights are of class {type(weight).__name__}"
     if not is_plain(weight):
         return f"weights are no plain tensors of a CPU ({weight.device.type})"
     if weight.is_inference():

@@ -9,7 +9,8 @@ Shape legend: ... any axes, E width, F features, N blocks of E, P panels of F.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,34 @@ BLOCK = 1 if _kernels.module is None else _kernels.module.int8_block  # terms
 DTYPES = torch.float32, torch.bfloat16  # of activations
 _AT_ONCE = 16  # panels
 _LARGEST = 127  # -128 is left out, so that W and -W become the same numbers
+
+
+class RoundedWeight(Protocol):
+    """A weight W (F, E) in few bits."""
+
+    @property
+    def features(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    def dense(self) -> Tensor:
+        """The weight that the products are with (F, E), float32."""
+        ...
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x (..., E), with b (F,), to (..., F) of its dtype, without gradients."""
+        ...
+
+
+class PackedWeight(RoundedWeight, Protocol):
+    """Integers and scales in the order in which a kernel reads them."""
+
+    @property
+    def packed(self) -> Tensor: ...
+
+    @property
+    def scales(self) -> Tensor: ...
 
 
 class Int8Weight(NamedTuple):
@@ -43,6 +72,10 @@ class Int8Weight(NamedTuple):
         """The weight that the products are with: scale q (F, E), float32."""
         scale = self.scales[:, :, 0].transpose(1, 2).flatten(0, 1)[: self.features]  # (F, N)
         return self.integers() * scale.repeat_interleave(BLOCK, 1)[:, : self.width]
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x W^T + b without gradients: `multiply_int8`."""
+        return multiply_int8(x, self, bias)
 
 
 def int8_weight(weight: Tensor) -> Int8Weight:
@@ -70,7 +103,14 @@ def int8_weight(weight: Tensor) -> Int8Weight:
 
 
 def multiply_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None, quads: bool = True) -> Tensor:
-    """x (..., E), float32 or bfloat16, to (..., F) of its dtype.
+    """x (..., E), float32 or bfloat16, to (..., F) of its dtype. See `multiply_rounded`."""
+    return multiply_rounded(_kernels.module.int8_product, x, weight, bias, quads)
+
+
+def multiply_rounded(
+    kernel: Callable[..., int], x: Tensor, weight: PackedWeight, bias: Tensor | None, quads: bool
+) -> Tensor:
+    """x (..., E), float32 or bfloat16, to (..., F) of its dtype, by a kernel that takes rows as bytes.
 
     A row with NaN or infinities, which bytes cannot hold, is multiplied in float32 by the weight that the integers
     stand for.
@@ -81,7 +121,7 @@ def multiply_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None, quads: boo
     rows = x.contiguous().view(-1, weight.width)
     out = rows.new_empty(len(rows), weight.features)
     bias = None if bias is None else bias.detach().float().contiguous()
-    odd = _kernels.module.int8_product(
+    odd = kernel(
         rows.data_ptr(),
         weight.packed.data_ptr(),
         weight.scales.data_ptr(),
@@ -115,30 +155,33 @@ class _Untrained(torch.autograd.Function):
         )
 
 
-class _Int8Product(torch.autograd.Function):
+class _RoundedProduct(torch.autograd.Function):
     """The product, and its gradients with respect to x, by the weight that the integers stand for, and b."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rounded: Int8Weight) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, rounded: RoundedWeight) -> Tensor:
         ctx.rounded = rounded
-        return multiply_int8(x.detach(), rounded, bias)
+        return rounded.multiply(x.detach(), None if bias is None else bias.detach())
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         to_x, to_weight, to_bias, _ = ctx.needs_input_grad
-        rounded: Int8Weight = ctx.rounded
+        rounded: RoundedWeight = ctx.rounded
         dx = (d_out.float() @ rounded.dense()).to(d_out.dtype) if to_x else None
         # Whoever asks for the weight's gradient gets an error, not these zeros.
         nothing = d_out.new_zeros(()).expand(rounded.features, rounded.width) if to_weight else None
         return dx, nothing, d_out.reshape(-1, rounded.features).sum(0) if to_bias else None, None
 
 
-def int8_product(x: Tensor, weight: Tensor, bias: Tensor | None, rounded: Int8Weight) -> Tensor:
-    """x W^T + b with gradients of x and b; a backward pass to W, which `rounded` was made from, raises RuntimeError."""
-    if torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
-        guarded = _Untrained.apply(weight) if weight.requires_grad else weight
-        out: Tensor = _Int8Product.apply(x, guarded, bias, rounded)
+def rounded_product(x: Tensor, weight: Tensor | None, bias: Tensor | None, rounded: RoundedWeight) -> Tensor:
+    """x W^T + b with gradients of x and b.
+
+    Args:
+        weight: W (F, E), which `rounded` was made from: a backward pass to it raises RuntimeError. None: there is none.
+    """
+    trained = (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
+    if torch.is_grad_enabled() and (x.requires_grad or trained):
+        guarded = _Untrained.apply(weight) if weight is not None and weight.requires_grad else weight
+        out: Tensor = _RoundedProduct.apply(x, guarded, bias, rounded)
         return out
-    return multiply_int8(x, rounded, bias)
+    return rounded.multiply(x, bias)

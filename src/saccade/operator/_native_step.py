@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
+from ._int4 import Int4Weight
 from ._int8 import Int8Weight
 from ._products import FEW, compares, unfollowed
 
@@ -44,11 +45,18 @@ class Norm:
 
 @dataclass
 class Matrix:
-    """A weight (F, E), its bias (F,), and the integers that are read in place of the weight."""
+    """A weight (F, E), as it is or rounded to integers, and its bias (F,)."""
 
-    weight: Tensor
+    weight: Tensor | Int8Weight | Int4Weight
     bias: Tensor | None = None
-    integers: Int8Weight | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(F, E); (-1, -1) for a tensor that is no matrix."""
+        weight = self.weight
+        if not isinstance(weight, Tensor):
+            return weight.features, weight.width
+        return (weight.shape[0], weight.shape[1]) if weight.dim() == 2 else (-1, -1)
 
 
 @dataclass
@@ -117,7 +125,7 @@ def run(x: Tensor, held: list[int], blocks: list[Block], last: Norm) -> Tensor:
     """x (R, 1, E) through the blocks and the last norm; each cache gets the new token in slot `held[r] - 1`.
 
     Raises:
-        NotNative: if a weight is of another kind, or a number that is not finite came to a product in int8.
+        NotNative: if a weight is of another kind, or a number that is not finite came to a product of bytes.
     """
     x = x.contiguous()
     kept: list[Any] = []  # what the addresses are of
@@ -139,13 +147,13 @@ def run(x: Tensor, held: list[int], blocks: list[Block], last: Norm) -> Tensor:
     except ValueError as error:  # sizes that do not fit together: the modules say which
         raise NotNative(str(error)) from None
     if odd:
-        raise NotNative("numbers that are not finite came to a product in int8")
+        raise NotNative("numbers that are not finite came to a product of bytes")
     return out
 
 
 def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> tuple[list[int], list[float]]:
     """The fields of a layer, in the order of `step` in native/bindings.cpp."""
-    model, head, hidden = x.shape[2], block.width, 0 if block.down is None else block.down.weight.shape[1]
+    model, head, hidden = x.shape[2], block.width, 0 if block.down is None else block.down.shape[1]
     read = block.heads * block.value_width
     norms = (
         *((block.attention_norm, model), (block.query_norm, head), (block.key_norm, head)),
@@ -201,15 +209,17 @@ def _vector(tensor: Tensor | None, width: int, x: Tensor) -> int:
 def _matrix(matrix: Matrix | None, width: int, x: Tensor, kept: list[Any]) -> list[int]:
     if matrix is None:
         return [0, 0, 0, 0, 0]
-    weight, integers = matrix.weight, matrix.integers
-    stands = integers is not None or weight.is_contiguous()
-    if not is_plain(weight) or weight.dim() != 2 or weight.shape[1] != width or not stands:
-        raise NotNative("a weight of another kind or shape")
-    features = weight.shape[0]
+    weight, (features, terms) = matrix.weight, matrix.shape
+    if terms != width:
+        raise NotNative("a weight of another shape")
     bias = _vector(matrix.bias, features, x)
-    if integers is not None:
-        kept.append(integers)
-        return [2, features, integers.packed.data_ptr(), bias, integers.scales.data_ptr()]
-    if weight.dtype is not x.dtype and not (weight.dtype is torch.bfloat16 and x.dtype is torch.float32):
-        raise NotNative("a weight of another dtype")
-    return [DTYPES[weight.dtype], features, weight.data_ptr(), bias, 0]
+    tensors = (weight,) if isinstance(weight, Tensor) else (weight.packed, weight.scales)
+    if not all(is_plain(tensor) and tensor.is_contiguous() for tensor in tensors):
+        raise NotNative("a weight of another kind or layout")
+    if isinstance(weight, Tensor):
+        if weight.dtype is not x.dtype and not (weight.dtype is torch.bfloat16 and x.dtype is torch.float32):
+            raise NotNative("a weight of another dtype")
+        return [DTYPES[weight.dtype], features, weight.data_ptr(), bias, 0]
+    kept.append(weight)
+    kind = 2 if isinstance(weight, Int8Weight) else 3
+    return [kind, features, weight.packed.data_ptr(), bias, weight.scales.data_ptr()]

@@ -23,7 +23,7 @@ from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
 from ._derived import Derived
-from ._int8 import DTYPES, Int8Weight, int8_product, int8_weight
+from ._int8 import DTYPES, Int8Weight, int8_weight, rounded_product
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -85,7 +85,7 @@ class Product:
         large = weight.numel() >= LARGE
         in_int8 = large and reads_integers(self)
         if in_int8 and fits_int8(weight) and _plain(x, weight) and fits(bias, weight):
-            product = int8_product(x, weight, bias, self.in_int8(weight, x))
+            product = rounded_product(x, weight, bias, self.in_int8(weight, x))
             if _THREAD.compare is not None:
                 with unrounded():
                     exact = self(x, weight, bias)
@@ -188,7 +188,7 @@ def unrounded() -> Iterator[None]:
 
 def reads_integers(product: Product) -> bool:
     """Whether large weights are read in 8 bits."""
-    return product.weights == "int8" and not _THREAD.unrounded
+    return product.weights == "int8" and rounds()
 
 
 @contextlib.contextmanager
@@ -207,6 +207,11 @@ def comparing(compare: Compare) -> Iterator[None]:
 def compares() -> bool:
     """Whether this thread's products in 8 bits are compared."""
     return _THREAD.compare is not None
+
+
+def rounds() -> bool:
+    """Whether this thread's products are in few bits, outside of `unrounded` blocks."""
+    return not _THREAD.unrounded
 
 
 def fits_int8(weight: Tensor) -> bool:

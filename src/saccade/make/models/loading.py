@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
+from ...operator.nn._rounded import Rounding
 from ...operator.variants import MechanismConfig
 from ...support._extras import installing
 from ...support._meta import on_meta
 from ._shortened import shortened
+from .checkpoints.filling import coarser, draw, fill
 from .checkpoints.gguf import SUFFIX
 from .checkpoints.hub import folder_of
-from .checkpoints.keys import KeyPlan, Piece, plan
-from .checkpoints.reading import StoredWeights, find_weights, materialised, read_json
+from .checkpoints.keys import plan
+from .checkpoints.reading import find_weights, materialised, read_json
 from .checkpoints.settings import CONFIG, CheckpointSettings, read_settings
 from .decoder_lm.checkpoint import load_own
 from .families import FAMILIES, GRAPHS
+from .held_weights import check_weights, dtype_beside, quantisation
 from .label_rows import label_axes, label_names, label_rows, reorder
 from .model import MECHANISM, Family, LoadReport, Model, Request
 from .pruned_heads import remove_saved
@@ -38,6 +40,7 @@ def load(
     mechanism: MechanismConfig | None = None,
     head: str | None = None,
     labels: int | Sequence[str] | None = None,
+    weights: str | None = None,
 ) -> Model:
     """Open a model with its weights, in evaluation mode.
 
@@ -62,11 +65,16 @@ def load(
         labels: of a classifier: their number or names; of a CTC head its tokens, the blank first. If the stored head
             has another number of labels, its tensors of another shape are initialised randomly; with other label names,
             all tensors with a row for each label are. The same names in another order reorder its rows.
+        weights: what linear layers of 32,768 weights and more hold: "bfloat16", or whole numbers with scales for blocks
+            of a row, "int8" by 128 or "int4" by 32. Everything else is float32, or beside whole numbers bfloat16:
+            embeddings, output layers tied to them, norms, new heads. Such weights can be read, but not trained or
+            saved; adapters beside them train. None holds all weights in `dtype`. `model.explain()` gives the sizes.
 
     Raises:
         FileNotFoundError: no such folder or name, or a file is missing from it.
         ValueError: damaged files, an unknown type or head, tensors that do not match, a configuration that needs code
-            from the checkpoint.
+            from the checkpoint, quantised weights; `weights` that are not finite, on another device than the CPU, or
+            beside another dtype.
 
     Example:
         >>> import saccade
@@ -76,10 +84,14 @@ def load(
     """
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(map(str, _DTYPES))}, got {dtype}")
+    check_weights(weights, dtype, device)
+    dtype = torch.float32 if weights == "bfloat16" else dtype
     file = None if source is None else Path(source).expanduser()
     if file is not None and file.suffix == SUFFIX and file.is_file():
         _check_mechanism(mechanism)
-        return open_with_transformers(file.parent, gguf=file.name, dtype=dtype, device=device, head=head, labels=labels)
+        return open_with_transformers(
+            file.parent, gguf=file.name, dtype=dtype, device=device, head=head, labels=labels, weights=weights
+        )
     folder = None if source is None else folder_of(source)
     settings = None if folder is None else _settings(folder)
     if settings is not None and "model_type" not in settings and "architectures" in settings:
@@ -89,12 +101,15 @@ def load(
             raise ValueError(
                 f"head: a model of Saccade's own has only 'causal-lm', got head={head!r}, labels={labels!r}"
             )
-        return load_own(folder, dtype=dtype, device=device, mechanism=mechanism)
+        own = load_own(folder, dtype=dtype, device=device, mechanism=mechanism)
+        if weights is not None:
+            Rounding(own, weights).round_all()
+        return own
     if _is_of_transformers(settings):
         _check_safe(settings)
         _check_mechanism(mechanism)
-        return open_with_transformers(folder, dtype=dtype, device=device, head=head, labels=labels)
-    return _published(folder, settings, dtype, device, mechanism, head, labels)
+        return open_with_transformers(folder, dtype=dtype, device=device, head=head, labels=labels, weights=weights)
+    return _published(folder, settings, dtype, device, mechanism, head, labels, weights)
 
 
 def _check_mechanism(mechanism: MechanismConfig | None) -> None:
@@ -167,7 +182,7 @@ def new_model(folder: Path, *, head: str | None, labels: int | Sequence[str] | N
     """
     model = _built(CheckpointSettings(settings, folder / CONFIG), head, labels)
     for name, parameter in model.named_parameters():
-        _draw(parameter.data, float(model.settings.number("initializer_range", 0.02)), name)
+        draw(parameter.data, float(model.settings.number("initializer_range", 0.02)), name)
     model.folder = folder
     return model
 
@@ -217,6 +232,7 @@ def _published(
     mechanism: MechanismConfig | None,
     head: str | None,
     labels: int | Sequence[str] | None,
+    weights: str | None,
 ) -> Model:
     family = _family(settings)
     stored = find_weights(folder)
@@ -237,12 +253,14 @@ def _published(
         drawn=axes if not request.rows else (),
         where=f"{folder} as {_opened_as(family, settings, request, head)}",
     )
-    model = materialised(model, dtype or _named_dtype(settings) or stored.dtype(), device or "cpu")
-    _fill(model, wanted, stored)
+    dtype = dtype or dtype_beside(weights, _named_dtype(settings) or stored.dtype())
+    model = materialised(model, dtype, device or "cpu")
+    rounded = coarser(wanted, stored, model)
+    rounding = None if weights is None else Rounding(model, weights, keep=(*axes, *wanted.new))
+    fill(model, wanted, stored, rounding, std=float(settings.number("initializer_range", 0.02)))
     if request.rows:
         reorder(model.state_dict(), axes, request.rows)
     tied, left_out = (first for first, _ in wanted.tied), (f"{name}={x}" for name, x in settings.left_out.items())
-    rounded = _rounded(wanted, stored, model)
     model.report = LoadReport(tuple(wanted.new), tuple(wanted.unused), tuple(tied), tuple(left_out), rounded)
     return model.eval()
 
@@ -275,7 +293,11 @@ def _check_safe(settings: CheckpointSettings) -> None:
         if field in settings:
             raise ValueError(f"{settings.path}: {field}: requires code of the checkpoint, and Saccade never runs it")
     if "quantization_config" in settings:
-        raise ValueError(f"{settings.path}: quantization_config: quantised weights are not supported; expected floats")
+        named = quantisation(settings.get("quantization_config"))
+        raise ValueError(
+            f"{settings.path}: quantization_config: the weights are quantised already ({named}), which is not "
+            "supported; expected floats"
+        )
     for field in ("attn_implementation", "_attn_implementation", "experts_implementation"):
         asked = str(settings.get(field, ""))
         if "/" in asked:
@@ -359,43 +381,3 @@ def _named(labels: Sequence[str]) -> dict[str, Any]:
 def _tokens(labels: Sequence[str]) -> dict[str, Any]:
     """Tokens of a CTC head in the format of config.json: their number, and the id of the blank."""
     return {"vocab_size": len(labels), "pad_token_id": 0}
-
-
-def _rounded(wanted: KeyPlan, stored: StoredWeights, model: Model) -> tuple[str, ...]:
-    """The stored tensors with a finer dtype than the parameters or buffers they fill."""
-    dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
-    pairs = ((piece.published, stored.tensors[piece.published].dtype, dtypes[piece.ours]) for piece in wanted.pieces)
-    return tuple(dict.fromkeys(name for name, fine, held in pairs if torch.promote_types(fine, held) != held))
-
-
-@torch.no_grad()
-def _fill(model: Model, wanted: KeyPlan, stored: StoredWeights) -> None:
-    targets = model.state_dict(keep_vars=True)
-    places: dict[str, list[Piece]] = {}
-    for piece in wanted.pieces:
-        places.setdefault(piece.published, []).append(piece)
-    for name, start, tensor in stored.read_parts(list(places)):
-        for piece in places[name]:
-            held = piece.of(targets[piece.ours])
-            if held.is_floating_point() and not tensor.is_floating_point():
-                raise ValueError(f"{model.folder}: {name}: expected floats, got {tensor.dtype}")
-            (held.narrow(0, start, len(tensor)) if tensor.ndim else held).copy_(tensor)
-    tied = dict(wanted.tied)
-    for name, tensor in stored.read(list(tied)):
-        for piece in places[tied[name]]:
-            held = piece.of(targets[piece.ours])
-            if not torch.equal(held, tensor.to(held)):
-                raise ValueError(
-                    f"{model.folder}: {name} and {tied[name]} are tied by the configuration (tie_word_embeddings) or "
-                    "the family, but differ in the files"
-                )
-    for name in wanted.new:
-        _draw(targets[name], float(model.settings.number("initializer_range", 0.02)), name)
-
-
-def _draw(tensor: torch.Tensor, std: float, name: str) -> None:
-    """Initialise a new head as the families do: matrices normal, biases 0."""
-    if tensor.ndim > 1:
-        nn.init.normal_(tensor, std=std)
-    else:
-        nn.init.constant_(tensor, 1.0 if name.endswith("norm.weight") else 0.0)

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from ...operator.nn._rounded import described
 from ...operator.variants import MechanismConfig
 from ...support._whole_file import whole_file
 from .checkpoints.generation import generation_settings
@@ -23,6 +24,7 @@ from .checkpoints.keys import KeyMap, pieces_of
 from .checkpoints.reading import SAFE
 from .checkpoints.sentence_files import sentence_file_names
 from .checkpoints.settings import CONFIG, CheckpointSettings
+from .held_weights import check_floats
 from .output import ModelOutput
 from .pruned_heads import PRUNED, UNREADABLE, saved_heads
 from .tokenizers.text import TextTokenizer, open_tokenizer
@@ -182,6 +184,7 @@ class Model(nn.Module, ABC):
         not written; and for pruned models (`saccade.prune`) whose remaining heads the published format cannot describe:
         a UserWarning says so, and `saccade.models.load` loads the folder.
         """
+        check_floats(self)
         folder = Path(folder)
         settings = self._published_settings()
         if PRUNED in settings:
@@ -205,11 +208,11 @@ class Model(nn.Module, ABC):
                     shutil.copyfile(self.folder / name, temporary)
 
     def explain(self) -> str:
-        """Describe in one line what the model is and where its parts run."""
+        """Describe what the model is, where its parts run, and what its linear layers hold."""
         kind = self.settings.get("model_type", "its own")
         return (
             f"Saccade's {type(self).__name__}, type {kind}: attention by saccade.attention, which skips padding and "
-            "what masks hide; layers by saccade.nn"
+            f"what masks hide; layers by saccade.nn{described(self)}"
         )
 
     def config_json(self) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...operator.nn._rounded import Rounding
 from ...support._seeding import seeded
 from ._shortened import shortened
 from .checkpoints.gguf import GgufHeader, read_header
@@ -28,6 +29,7 @@ from .checkpoints.transformers_reading import (
     read_weights,
     require_transformers,
 )
+from .held_weights import dtype_beside
 from .label_rows import label_axes, label_names, label_rows, reorder
 from .model import Family, LoadReport, Request
 from .transformers_model import TransformersModel
@@ -45,6 +47,7 @@ def open_with_transformers(
     device: torch.device | str | None = None,
     head: str | None = None,
     labels: int | Sequence[str] | None = None,
+    weights: str | None = None,
 ) -> TransformersModel:
     """A folder, or a GGUF file in it, as a model of transformers' class. Arguments and errors as of `load`."""
     where = folder if gguf is None else folder / gguf
@@ -52,7 +55,7 @@ def open_with_transformers(
     header = None if gguf is None else read_header(folder / gguf)
     try:
         with contained():
-            return _opened(folder, header, gguf, dtype, device, head, labels)
+            return _opened(folder, header, gguf, dtype, device, head, labels, weights)
     except UnreadableCheckpoint as error:
         raise ValueError(f"{where}: {error}") from None
 
@@ -65,6 +68,7 @@ def _opened(
     device: torch.device | str | None,
     head: str | None,
     labels: int | Sequence[str] | None,
+    weights: str | None,
 ) -> TransformersModel:
     stored = {} if header is not None else find_weights(folder).tensors
     config = read_configuration(folder, gguf)
@@ -93,6 +97,8 @@ def _opened(
         )
     read = read_weights(kind, config, folder, dtype=dtype, gguf=gguf, is_new=is_new if new else None)
     module = read.module.to(device or "cpu")
+    if dtype_beside(weights, module.dtype) != module.dtype:
+        module = module.float()
     drawn = [name for name in axes if rows == () and name not in read.initialised]
     with torch.no_grad():
         state = module.state_dict()
@@ -100,6 +106,11 @@ def _opened(
             nn.init.normal_(state[name], std=0.02) if state[name].dim() > 1 else nn.init.zeros_(state[name])
         if rows:
             reorder(state, axes, rows)
+    rounded = _rounded(module, {name: tensor for name, tensor in stored.items() if name not in read.unused})
+    if weights is not None:
+        Rounding(module, weights, keep=(*axes, *read.initialised)).round_all()
+        for parameter in module.parameters():
+            parameter.data = parameter.data.clone()  # the others' memory is the mapped file, which is freed so
     family = Family(kind.__name__, {}, {name: other.__name__ for name, other in heads.items()})
     request = Request(named, getattr(config, "num_labels", 2), relabelled=labels is not None, rows=rows)
     model = TransformersModel(module, settings, request, family)
@@ -109,7 +120,7 @@ def _opened(
         unused=(*read.unused, *(() if header is None else header.unread)),
         tied=tuple(name for name in getattr(module, "all_tied_weights_keys", ()) if name in stored),
         left_out=() if header is None else header.left_out,
-        rounded=_rounded(module, {name: tensor for name, tensor in stored.items() if name not in read.unused}),
+        rounded=rounded,
         dequantised=() if header is None else header.quantised,
     )
     return model.eval()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...acceleration import accelerate
 from ...acceleration._model import is_accelerated
+from ...operator.nn._rounded import described
 from ...support._seeding import seeded
 from .checkpoints.reading import SAFE
 from .checkpoints.settings import CheckpointSettings
@@ -28,6 +29,7 @@ from .decoding.beam import BeamSearch
 from .decoding.published import named_tokens
 from .decoding.sampling import Sampling
 from .decoding.step import padded_on_the_left
+from .held_weights import check_floats
 from .inputs import check_ids
 from .model import Family, Model, Request
 from .output import ModelOutput
@@ -231,7 +233,7 @@ class TransformersModel(Model):
         """Describe what the model is, and where its parts ran in the last call."""
         text = f"transformers' {self.family.name}, type {self.module.config.model_type}; no family of Saccade's own"
         ran = self._ran or "attention calls run on Saccade's kernels where these are faster; no call yet"
-        return f"{text}\n{ran}"
+        return f"{text}\n{ran}{described(self)}"
 
     @contextmanager
     def accelerated(self, tokens: int = 0, weights: str | None = None) -> Iterator[None]:
@@ -298,6 +300,7 @@ class TransformersModel(Model):
 
     def save(self, folder: str | Path, *, weights: str = SAFE) -> None:
         """Write the folder with transformers' `save_pretrained`, and the tokenizer's files. Each file is atomic."""
+        check_floats(self)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with contained(), tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:

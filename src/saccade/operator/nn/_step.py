@@ -15,6 +15,7 @@ from .._native_step import Block, Matrix, Norm, NotNative, check_bare, check_cal
 from ..positions import Rotary
 from ..positions.rotary import StoredRotary
 from ._linear import Linear
+from ._rounded import RoundedLinear
 from .attention import MultiHeadAttention
 from .blocks import DecoderBlock
 from .cache import GrowingLayer, KVCache
@@ -25,7 +26,7 @@ from .norm import RMSNorm
 _FORWARDS: dict[type[nn.Module], Any] = {
     kind: kind.forward
     for kind in (
-        *(DecoderBlock, MultiHeadAttention, FeedForward, Linear, RMSNorm, Rotary, StoredRotary),
+        *(DecoderBlock, MultiHeadAttention, FeedForward, Linear, RoundedLinear, RMSNorm, Rotary, StoredRotary),
         *(nn.LayerNorm, nn.Identity, nn.Dropout),
     )
 }
@@ -138,6 +139,9 @@ def _idle(dropout: nn.Module) -> bool:
 
 
 def _matrix(layer: nn.Module, x: Tensor) -> Matrix:
+    if type(layer) is RoundedLinear:
+        _bare(layer, RoundedLinear)
+        return Matrix(layer.readable(), layer._parameters.get("bias"))
     _bare(layer, Linear)
     tensors, product = layer._parameters, cast(Linear, layer).product
     if product.users:
@@ -145,7 +149,7 @@ def _matrix(layer: nn.Module, x: Tensor) -> Matrix:
     weight = tensors.get("weight")
     if weight is None:
         raise NotNative("a weight that is no parameter")
-    return Matrix(weight, tensors.get("bias"), product.integers(weight, x))
+    return Matrix(product.integers(weight, x) or weight, tensors.get("bias"))
 
 
 def _norm(module: nn.Module, x: Tensor) -> Norm:

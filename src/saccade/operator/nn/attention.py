@@ -27,6 +27,7 @@ from ..variants import Mechanism, Recurrent
 from ._initial import begin_anew, by_fan_in
 from ._linear import Linear
 from ._ragged import refuse_with_nested, through_nested
+from ._rounded import RoundedLinear
 from .cache import (
     BlockSumsLayer,
     CachedInputs,
@@ -421,15 +422,19 @@ class MultiHeadAttention(nn.Module):
             return heads, key_heads, self._value_heads(value)
         return self.query_norm(heads), self.key_norm(key_heads), self._value_heads(value)
 
+    def _part(self, tokens: Tensor, part: int) -> Tensor:
+        """Queries (0), keys (1) or values (2) of a fused projection, before norms."""
+        if isinstance(self.projection, RoundedLinear):  # its rows are packed together
+            return self.projection(tokens).split_with_sizes(self.sizes, -1)[part]
+        return F.linear(tokens, *self.matrices()[part])
+
     def _queries(self, x: Tensor) -> Tensor:
-        features = F.linear(x, *self.matrices()[0]) if self.shape.fused else self.query(x)
+        features = self._part(x, 0) if self.shape.fused else self.query(x)
         return self.query_norm(self._split_heads(features))
 
     def _keys_values(self, context: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if self.shape.fused:
-            of_query, of_key, of_value = self.matrices()
-            of_key = of_key if self.sizes[1] else of_query
-            key, value = F.linear(context, *of_key), F.linear(values, *of_value)
+            key, value = self._part(context, 1 if self.sizes[1] else 0), self._part(values, 2)
         else:
             # Keys that are the queries are made by the queries' matrix.
             key, value = (self.key if self.sizes[1] else self.query)(context), self.value(values)

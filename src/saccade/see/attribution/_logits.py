@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...operator._products import unrounded
 from ...support._evaluating import evaluating
 from ...support._numbers import joined, signed
 from ...support._plain_values import plain_values
@@ -196,6 +197,7 @@ class Attribution:
         return "from " + ", ".join(read) if read else ""
 
 
+@unrounded()
 def attributed(
     given: Input, target: int | str | None, against: int | str | None, position: int | str | None
 ) -> Attribution:

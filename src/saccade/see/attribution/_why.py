@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...operator._call import ObservedCall
+from ...operator._products import unrounded
 from ...support._numbers import joined, signed
 from ...support._plain_values import plain_values
 from ...support._tables import Table
@@ -161,6 +162,7 @@ def _wrote(component: Component, token: str) -> str:
     return f"the token {token} itself" if component == TOKEN else f"the {component} at {token}"
 
 
+@unrounded()
 def explained(
     given: Input, query: int | str, key: int | str, head: tuple[int, int] | None, against: int | str | None
 ) -> WhyAttends:

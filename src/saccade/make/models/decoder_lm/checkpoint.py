@@ -31,6 +31,7 @@ from ..checkpoints.kept_roles import HEADS as HEADS, KeptRoles
 from ..checkpoints.reading import materialised, read_json
 from ..checkpoints.settings import CheckpointSettings
 from ..decoding.generating import GeneratingModel
+from ..held_weights import check_floats
 from ..inputs import check_ids
 from ..model import Family, Request
 from ..output import ModelOutput
@@ -186,6 +187,7 @@ def save(lm: LanguageModel, path: str | Path, *, weights: str = WEIGHTS) -> None
         >>> again.model.config == lm.model.config
         True
     """
+    check_floats(lm)
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CONFIG, json.dumps(lm.model.config.to_dict(), indent=2) + "\n")

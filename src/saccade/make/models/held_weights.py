@@ -1,0 +1,56 @@
+"""The argument `weights` of `load`: its forms, the dtypes beside them, and a checkpoint's own quantisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...operator._backends.native import _kernels
+from ...operator.nn._rounded import FORMS, RoundedLinear
+from ._shortened import shortened
+
+
+def check_weights(weights: str | None, dtype: torch.dtype | None, device: torch.device | str | None) -> None:
+    """ValueError if linear layers cannot hold their weights so."""
+    if weights is None:
+        return
+    if weights not in FORMS:
+        raise ValueError(f"weights: expected None or one of {', '.join(map(repr, FORMS))}, got {weights!r}")
+    if _kernels.module is None:
+        raise ValueError(f"weights: {weights!r} needs the native kernels: {_kernels.missing}")
+    if torch.device(device or "cpu").type != "cpu":
+        raise ValueError(f"device: weights={weights!r} runs on the CPU, got {str(device)!r}")
+    dtypes = dtypes_beside(weights)
+    if dtype is not None and dtype not in dtypes:
+        raise ValueError(f"dtype: expected {' or '.join(map(str, dtypes))} beside weights={weights!r}, got {dtype}")
+
+
+def dtypes_beside(weights: str) -> tuple[torch.dtype, ...]:
+    """Dtypes that the rest of a model may have beside linear layers of this form."""
+    return (torch.float32,) if weights == "bfloat16" else (torch.float32, torch.bfloat16)
+
+
+def dtype_beside(weights: str | None, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the rest of a model that is stored in `dtype`."""
+    return dtype if weights is None or dtype in dtypes_beside(weights) else torch.float32
+
+
+def check_floats(model: torch.nn.Module) -> None:
+    """ValueError if linear layers hold their weights in few bits, so that they cannot be saved as a checkpoint."""
+    for name, module in model.named_modules():
+        if isinstance(module, RoundedLinear):
+            raise ValueError(
+                f"save: {name} holds its weight in {module.form}, and checkpoints hold floats; load the model without "
+                "weights= to save it"
+            )
+
+
+def quantisation(settings: Any) -> str:
+    """The method and bits that `quantization_config` of config.json names: "gptq, 4 bits"."""
+    if not isinstance(settings, dict):
+        return shortened(repr(settings))
+    method, bits = settings.get("quant_method"), settings.get("bits")
+    if bits is None:
+        bits = next((n for n in (4, 8) if settings.get(f"load_in_{n}bit")), None)
+    return shortened(f"{method or 'an unknown method'}" + ("" if bits is None else f", {bits} bits"))
