@@ -104,13 +104,7 @@ def test_rows_that_bytes_cannot_hold():
     got = multiply_int4(x, packed, bias)
     assert torch.equal(got[[0, 2]], plain[[0, 2]])
     assert got[1].isnan().all()
-    assert (
-        torch.equal(
-            got[3],
-            F.linear(x[3:4], packed.dense(), bias)[0],
-        )
-        or got[3].isnan().any()
-    )
+    assert torch.allclose(got[3], -torch.inf * packed.dense()[:, 130], equal_nan=True)  # a weight of 0 gives NaN
     assert torch.equal(got[4], bias)
     assert torch.allclose(got[5], bias, atol=1e-35, rtol=0)
     assert not got[6].isnan().any()
