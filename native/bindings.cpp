@@ -225,6 +225,10 @@ constexpr int64_t kDecodeRows = 8, kDecodeKeys = 64;
 
 bool decodes(int64_t rows, int64_t group, int64_t keys) { return rows * group <= kDecodeRows && keys >= kDecodeKeys; }
 
+// Rows of 8 bits are streamed whatever their number, up to where packed floats would be faster than converting the keys again
+// for every four rows.
+constexpr int64_t kInt8Rows = 32;
+
 using Pointer = uintptr_t;
 
 // `lse` is an address, 0 where nobody asks for it.
@@ -245,6 +249,25 @@ void forward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle valu
     {
         nb::gil_scoped_release released;
         kernel(call);
+    }
+    given.check();
+}
+
+// Keys and values of the shapes in `shared` as rows of 8 bits, whose scales make them 4 bytes longer.
+void decode_int8(nb::tuple shared, nb::handle query, nb::handle key, nb::handle value, nb::handle out) {
+    const Shared given(shared);
+    Forward call;
+    call.problem = given.problem, call.int8_rows = true;
+    const Problem& p = call.problem;
+    call.query = memory<Input>(query, given.query, "query");
+    call.key = memory<Input>(key, given.key, "key");
+    call.value = memory<Input>(value, given.value, "value");
+    call.out = memory<Output>(out, {p.batch, p.heads, p.length_q, p.value_width}, "out");
+    if (p.length_q * p.group() > kInt8Rows) refuse("too many rows for keys of 8 bits");
+    if (!(p.batch && p.length_q)) return;
+    {
+        nb::gil_scoped_release released;
+        kernels().decode(call);
     }
     given.check();
 }
@@ -607,6 +630,8 @@ NB_MODULE(_native, module) {
     module.def("use", &use, "name"_a,
                "Switch to 'auto', to a set of `sets()`, or, at one's own risk, to a compiled one as 'name!'.");
     module.def("forward", &forward, "One attention call. Addresses and strides; see bindings.cpp.");
+    module.def("decode_int8", &decode_int8, "One attention call of few rows, keys and values in 8 bits; see bindings.cpp.");
+    module.attr("most_int8_rows") = kInt8Rows;
     module.def("backward", &backward, "Its gradients.");
     module.def("key_counts", &key_counts, "How many keys each row sees.");
     module.def("statistics", &statistics, "Statistics of its weights.");

@@ -97,6 +97,7 @@ struct Forward {
     Output out;
     float* lse = nullptr;  // (B, Hq, Lq) contiguous, natural log, WITHOUT the sink: -inf exactly on rows that see nothing; or null
     float* lse_low = nullptr;  // the same shape: what rounding took from the lse, 0 on rows that see nothing; or null
+    bool int8_rows = false;  // keys and values are int8, strides in bytes, a row's float32 scale behind its entries: decode alone
 };
 
 // Gradients. `out` already has the sink's share in it; `lse` is without the sink, as Forward wrote it. Sigmoid attention

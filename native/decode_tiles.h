@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "simd.h"
@@ -58,6 +59,22 @@ template <> struct Rows<paired> {
 };
 #endif
 
+// Rows of 8 bits have a float behind their entries, of any alignment: the scale of them all.
+template <class T> constexpr bool scaled = std::is_same_v<T, int8_t>;
+
+SACCADE_INLINE float scale_behind(const int8_t* row, int64_t width) {
+    float scale;
+    memcpy(&scale, row + width, sizeof scale);
+    return scale;
+}
+
+// Those of the first `count` rows, and 0.
+SACCADE_INLINE vf scales_behind(const int8_t* rows, int64_t stride, int64_t width, int64_t count) {
+    float some[lanes] = {};
+    for (int64_t k = 0; k < std::min<int64_t>(count, lanes); k++) some[k] = scale_behind(rows + k * stride, width);
+    return load(some);
+}
+
 // The width of a tensor in steps.
 struct Width {
     int64_t width, step, steps, last;  // `last`: where the last step begins
@@ -77,15 +94,17 @@ struct Width {
         }
     }
 
-    // A row times a factor in the order of the steps' vectors, [steps][parts][lanes]; pairs stay bf16.
-    template <class T> void spread(const T* from, float factor, float* to) const {
-        constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
+    // A row times a factor in the order of the steps' vectors of K, [steps][parts][lanes]; pairs stay bf16.
+    template <class T, class K> void spread(const T* from, float factor, float* to) const {
+        constexpr int parts = Rows<K>::parts, step = Rows<K>::step;
         for (int64_t n = 0; n < steps; n++, to += step) {
             const int64_t first = std::min(n * step, last), there = std::min<int64_t>(step, width - first);
             const int64_t known = n * step - first;  // entries of this step that came before
             T some[step] = {};
             for (int64_t e = known; e < there; e++) some[e] = from[first + e];
-            if constexpr (Rows<T>::pairs) {  // the factor is a power of two: nothing is rounded
+            if constexpr (scaled<K>) {
+                store(to, load_as_float(some) * splat(factor));
+            } else if constexpr (Rows<T>::pairs) {  // the factor is a power of two: nothing is rounded
                 for (T& x : some) from_float(x, to_float(x) * factor);
                 memcpy(to, some, sizeof(some));
             } else {
@@ -113,6 +132,7 @@ template <class T> struct Ahead {
     const T* rows;
     int64_t stride;
     SACCADE_INLINE void ask(int64_t row, int64_t entry) const {  // may lie beyond the last row: an address, never a read
+        if (scaled<T> && entry % 64) return;  // one line holds several vectors
         const int64_t place = (row * stride + entry) * (int64_t)sizeof(T);
         __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(rows) + (uintptr_t)place), 0, 2);
     }

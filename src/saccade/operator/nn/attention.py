@@ -223,6 +223,8 @@ class MultiHeadAttention(nn.Module):
             seen = CachedInputs(key, value, mask, bias)
         if self.heads_left is not None:
             seen = seen._replace(bias=_of_heads(seen.bias, self.heads_left))
+        if self.mechanism is not None or observe is not None or return_weights:
+            seen = seen.in_floats(query.dtype)
         out = self._attend(query, seen, x, place, cache)
         if observe is None and not return_weights:
             return self._projected_out(out, x)

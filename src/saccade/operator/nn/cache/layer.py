@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..._biases import Bias
+from ..._int8_rows import SCALE_BYTES, Int8Rows, as_floats
 from ..._masks import Mask, Padding
 from ...positions import Offset
 from .fitting import LastAnswers
@@ -25,8 +26,8 @@ class CachedInputs(NamedTuple):
     """The tensors that an attention call reads after its new tokens joined the cache; `LayerCache.append` returns it.
 
     Attributes:
-        key: (B, Hkv, S, D).
-        value: (B, Hkv, S, Dv).
+        key: (B, Hkv, S, D); `Int8Rows` where the cache keeps 8 bits.
+        value: (B, Hkv, S, Dv), likewise.
         mask: who sees whom, fitted to these keys; None shows everything.
         bias: added to the logits, fitted to these keys; None adds nothing.
 
@@ -40,10 +41,14 @@ class CachedInputs(NamedTuple):
         (torch.Size([1, 2, 4, 8]), Causal())
     """
 
-    key: Tensor
-    value: Tensor
+    key: Tensor | Int8Rows
+    value: Tensor | Int8Rows
     mask: Mask | None
     bias: Tensor | Bias | None
+
+    def in_floats(self, dtype: torch.dtype) -> CachedInputs:
+        """The same with tensors as key and value; `dtype` is that of what was rounded to 8 bits."""
+        return self._replace(key=as_floats(self.key, dtype), value=as_floats(self.value, dtype))
 
 
 class NewTokens(NamedTuple):
@@ -75,6 +80,8 @@ class LayerCache(ABC):
         >>> cache.length
         tensor([5, 3])
     """
+
+    _rounds = False  # whether keys and values are kept in 8 bits, as `Int8Rows.data`
 
     def __init__(self) -> None:
         self._key: Tensor | None = None  # (B, Hkv, S, D)
@@ -109,7 +116,39 @@ class LayerCache(ABC):
                 any layer but a `GrowingLayer`; no room in a `StaticLayer`; in a `StreamingLayer` a bias given as a
                 tensor, which depends on absolute positions. Nothing is added then.
         """
-        return self._append(NewTokens(key, value, mask, bias, padding))
+        seen = self._append(self._kept_as(NewTokens(key, value, mask, bias, padding)))
+        return self._rows_of(seen) if self._rounds else seen
+
+    def round_to(self, dtype: str) -> None:
+        """Keep keys and values in 8 bits from now on; `KVCache(layers, dtype="int8")` calls it.
+
+        Raises:
+            ValueError: another dtype, or a cache that has tokens already.
+        """
+        if dtype != "int8":
+            raise ValueError(f"dtype: expected 'int8', or None for that of the keys, got {dtype!r}")
+        if self.lengths().any():
+            raise ValueError(f"dtype: this {type(self).__name__} has tokens already; reset() it first")
+        self.reset()
+        self._rounds = True
+
+    def _kept_as(self, new: NewTokens) -> NewTokens:
+        """New tokens with keys and values as this cache keeps them."""
+        if not self._rounds:
+            return new
+        check_new(new.key, new.value, None, None)
+        if torch.is_grad_enabled() and (new.key.requires_grad or new.value.requires_grad):
+            raise ValueError(
+                "cache: keys and values in 8 bits keep no gradients; decode under torch.no_grad(), or train through a "
+                "GrowingLayer without dtype='int8'"
+            )
+        return new._replace(key=Int8Rows.of(new.key).data, value=Int8Rows.of(new.value).data)
+
+    @staticmethod
+    def _rows_of(seen: CachedInputs) -> CachedInputs:
+        """What a cache in 8 bits read from its buffers, as rows; what was turned is in floats already."""
+        key, value = (Int8Rows(x) if isinstance(x, Tensor) and x.dtype == torch.int8 else x for x in seen[:2])
+        return seen._replace(key=key, value=value)
 
     @abstractmethod
     def _append(self, new: NewTokens) -> CachedInputs: ...
@@ -313,4 +352,5 @@ def fits(new: Tensor, held: Tensor) -> bool:
 
 def _described(tensor: Tensor) -> str:
     batch, heads, _, width = tensor.shape
+    width -= SCALE_BYTES if tensor.dtype == torch.int8 else 0
     return f"{(batch, heads, width)} in {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

@@ -1,0 +1,41 @@
+"""Keys and values in 8 bits, read as they stand by the kernel that streams keys.
+
+Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, D and Dv widths.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._call import CheckedCall
+from ..._int8_rows import Int8Rows
+from . import _kernels
+from ._run import interrupted, is_plain, lowered, refuses
+
+
+def streams_rows(query: Any, key: Int8Rows, value: Int8Rows) -> bool:
+    """Whether the kernel is made for tensors of these sizes: few query rows for each key head."""
+    if not hasattr(_kernels.module, "decode_int8") or interrupted():
+        return False
+    if not (is_plain(query) and is_plain(key.data) and is_plain(value.data)):
+        return False
+    if query.dim() != 4 or 0 in query.shape or 0 in key.data.shape or query.dtype not in _kernels.TYPES:
+        return False
+    return query.shape[1] // key.data.shape[1] * query.shape[2] <= _kernels.module.most_int8_rows
+
+
+def attend_rows(call: CheckedCall, key: Int8Rows, value: Int8Rows) -> Tensor | None:
+    """(B, Hq, Lq, Dv) of a call whose own key and value only have the shapes of `key` and `value`. None for what the
+    kernel lacks: gradients, dropout, a score function that reads outside of a tensor."""
+    recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in call.tensors())
+    if recorded or call.dropout is not None or refuses(call) is not None:
+        return None
+    settings = _kernels.KernelSettings.of(call, lowered(call.mask, call.query, call.key))
+    parameter = None if call.bias is None else call.bias.parameter
+    try:
+        return _kernels.decode_int8(settings, call, key.data, value.data, parameter)
+    except IndexError:
+        return None
