@@ -272,6 +272,19 @@ void decode_int8(nb::tuple shared, nb::handle query, nb::handle key, nb::handle 
     given.check();
 }
 
+// x (B, H, L, W) of a type to out (B, H, L, W + 4), an address.
+void round_rows(nb::handle shape, int64_t type, nb::handle x, Pointer out) {
+    const Whole<4> size(shape, "shape");
+    for (const int64_t one : size.at)
+        if (one < 0) refuse("sizes must not be negative");
+    RoundRows call;
+    call.batch = size.at[0], call.heads = size.at[1], call.rows = size.at[2], call.width = size.at[3];
+    call.type = type_of(type), call.x = memory<Input>(x, size.at, "x"), call.out = reinterpret_cast<int8_t*>(out);
+    if (call.batch && call.heads && call.rows && !out) refuse("out has no memory");
+    nb::gil_scoped_release released;
+    kernels().round_rows(call);
+}
+
 // 0 stands for a gradient that is not wanted and for the cotangent of an lse that has none. (None would cost nanobind's
 // slower way of calling.)
 void backward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle value, nb::handle out, nb::handle d_out,
@@ -631,6 +644,7 @@ NB_MODULE(_native, module) {
                "Switch to 'auto', to a set of `sets()`, or, at one's own risk, to a compiled one as 'name!'.");
     module.def("forward", &forward, "One attention call. Addresses and strides; see bindings.cpp.");
     module.def("decode_int8", &decode_int8, "One attention call of few rows, keys and values in 8 bits; see bindings.cpp.");
+    module.def("round_rows", &saccade::round_rows, "Keys or values to rows of 8 bits; see native/round_rows.h.");
     module.attr("most_int8_rows") = kInt8Rows;
     module.def("backward", &backward, "Its gradients.");
     module.def("key_counts", &key_counts, "How many keys each row sees.");

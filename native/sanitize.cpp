@@ -16,6 +16,7 @@
 #include "sanitize_few_rows.h"
 #include "sanitize_heads.h"
 #include "sanitize_int8.h"
+#include "sanitize_round_rows.h"
 #include "sanitize_linear.h"
 #include "sanitize_oracle.h"
 #include "sanitize_pooled.h"
@@ -370,6 +371,25 @@ void check_sigmoid(Case& c, uint64_t seed) {
     check_program(c, seed, expected);
 }
 
+void check_int8_rows(uint64_t seed) {
+    Random random(seed);
+    Case c = draw_case(random);
+    const Problem& p = c.problem;
+    Judge judge(c, seed, "int8 rows");
+    const RoundedRows key(random, c.key), value(random, c.value);
+    if (!key.near || !value.near) judge.fault("a rounded row", 1, 0, 0);
+    if (p.length_q * p.group() > 16) return;
+    Tensor out(random, p.type, p.batch, p.heads, p.length_q, p.value_width);
+    std::vector<float> lse(p.batch * p.heads * p.length_q, float(kNan));
+    Forward call;
+    call.problem = p, call.int8_rows = true;
+    call.query = c.query.input(), call.key = key.input, call.value = value.input;
+    call.out = out.output(), call.lse = lse.data();
+    kernels().decode(call);
+    const Expected expected(c);
+    judge.tensor("out", out, expected.out), judge.lse(lse, expected.lse);
+}
+
 void check_linear(uint64_t seed) {
     Random random(seed);
     const LinearCase c(random);
@@ -421,6 +441,7 @@ void check(uint64_t seed) {
     if (set.few_rows) check_few_rows(c, seed);
     if (set.int8_product) check_int8(c, seed, false);
     if (set.int8_product_quads && sums_quads()) check_int8(c, seed, true);
+    if (set.round_rows && set.decode) check_int8_rows(seed);
     if (set.exp2) check_exp2(seed);
     check_digest(seed);
     if (set.linear_step && set.head_ranges) check_heads(seed);

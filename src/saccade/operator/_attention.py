@@ -150,8 +150,9 @@ def _attend_rows(query: Tensor, key: Int8Rows, value: Int8Rows, mask: Any, optio
     """Attention to keys and values in 8 bits as they stand; None where they must become floats first."""
     if _observers.THREAD.observers or not native.streams_rows(query, key, value):
         return None
-    shapes = (query.new_empty(()).expand(rows.shape) for rows in (key, value))  # a check reads no more
-    return native.attend_rows(make_call(query, *shapes, mask, **options), key, value)
+    nothing = query.new_empty(())
+    keys, values = nothing.expand(key.shape), nothing.expand(value.shape)  # what a check reads
+    return native.attend_rows(make_call(query, keys, values, mask, **options), key, value)
 
 
 @uncompiled("a Score is a function that Saccade traces itself: torch.compile breaks its graph at this call")

@@ -64,9 +64,7 @@ def make_call(
     )
 
 
-def check_inputs(
-    query: Tensor, key: Tensor | Int8Rows, value: Tensor | Int8Rows
-) -> tuple[Tensor, Tensor, Tensor]:
+def check_inputs(query: Tensor, key: Tensor | Int8Rows, value: Tensor | Int8Rows) -> tuple[Tensor, Tensor, Tensor]:
     """query, key and value as autocast casts them, 8 bits as floats; TypeError or ValueError unless dtypes, devices and
     shapes fit."""
     if isinstance(query, Tensor):

@@ -46,7 +46,7 @@ class Int8Rows:
         scale = (torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True) / 127).clamp_(min=_LEAST)
         scale.nan_to_num_(nan=torch.nan, posinf=torch.nan)
         whole = (x / scale).round_().nan_to_num_(0.0).to(torch.int8)
-        return cls(torch.cat((whole, scale.view(torch.int8)), -1))
+        return cls(torch.cat((whole, scale.flatten().view(torch.int8).view(*x.shape[:3], SCALE_BYTES)), -1))
 
     @property
     def shape(self) -> torch.Size:
@@ -57,7 +57,9 @@ class Int8Rows:
         """The numbers that the rows stand for, (B, H, L, W) in that dtype."""
         wide = torch.promote_types(dtype, torch.float32)
         whole, scale = self.data.split((self.shape[3], SCALE_BYTES), -1)
-        return (whole.to(wide) * scale.contiguous().view(torch.float32).to(wide)).to(dtype)
+        scale = scale.clone(memory_format=torch.contiguous_format)  # a view of floats must begin at a multiple of 4
+        scale = scale.flatten().view(torch.float32).view(*self.shape[:3], 1)
+        return (whole.to(wide) * scale.to(wide)).to(dtype)
 
 
 def as_floats(rows: Tensor | Int8Rows, dtype: torch.dtype) -> Tensor:

@@ -5,7 +5,17 @@ tensors; `_operator.py` is the same call for compilers; `_statistics.py` asks fo
 call, the tile walk and `chunked`, which has the derivatives that the kernels lack.
 """
 
-from ._int8_rows import attend_rows, streams_rows
+from ._int8_rows import attend_rows, rounded_rows, streams_rows
 from ._run import attend, costs, fast_forward, lowered, refuses, run
 
-__all__ = ["attend", "attend_rows", "costs", "fast_forward", "lowered", "refuses", "run", "streams_rows"]
+__all__ = [
+    "attend",
+    "attend_rows",
+    "costs",
+    "fast_forward",
+    "lowered",
+    "refuses",
+    "rounded_rows",
+    "run",
+    "streams_rows",
+]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._backends import native
 from ..._biases import Bias
 from ..._int8_rows import SCALE_BYTES, Int8Rows, as_floats
 from ..._masks import Mask, Padding
@@ -142,7 +143,7 @@ class LayerCache(ABC):
                 "cache: keys and values in 8 bits keep no gradients; decode under torch.no_grad(), or train through a "
                 "GrowingLayer without dtype='int8'"
             )
-        return new._replace(key=Int8Rows.of(new.key).data, value=Int8Rows.of(new.value).data)
+        return new._replace(key=native.rounded_rows(new.key).data, value=native.rounded_rows(new.value).data)
 
     @staticmethod
     def _rows_of(seen: CachedInputs) -> CachedInputs:

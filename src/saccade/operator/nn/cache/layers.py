@@ -67,9 +67,7 @@ class KVCache:
         return cls([StaticLayer(capacity) for _ in range(layers)], dtype)
 
     @classmethod
-    def window(
-        cls, layers: int, window: int, sinks: int = 0, slack: int = 0, *, dtype: str | None = None
-    ) -> KVCache:
+    def window(cls, layers: int, window: int, sinks: int = 0, slack: int = 0, *, dtype: str | None = None) -> KVCache:
         """A `WindowLayer` for each."""
         return cls([WindowLayer(window, sinks, slack) for _ in range(layers)], dtype)
 

@@ -128,6 +128,7 @@ class StreamingLayer(WindowLayer):
         if (after <= self.sinks + self.window).all() and (top <= self.sinks + self.ring).all():
             at = self.offset(arriving.rows, padding)
             seen = self._append_in_order(new, arriving, top)
+            assert isinstance(seen.key, Tensor)
             return key if query is None else turn(query, at), seen._replace(key=turn(seen.key, 0))
         whose = "stream", self._own, self.slack, mask, key.shape[0], key.device
         question = (*whose, before.tobytes(), *arriving.summary)
