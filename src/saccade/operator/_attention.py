@@ -150,6 +150,11 @@ def _attend_rows(query: Tensor, key: Int8Rows, value: Int8Rows, mask: Any, optio
     """Attention to keys and values in 8 bits as they stand; None where they must become floats first."""
     if _observers.THREAD.observers or not native.streams_rows(query, key, value):
         return None
+    bias, scale, softcap, sink, dropout = options.values()
+    if bias is None and softcap is None and sink is None and type(dropout) is float and not dropout:
+        out = native.fast_rows(query, key, value, mask, scale)
+        if out is not None:
+            return out
     nothing = query.new_empty(())
     keys, values = nothing.expand(key.shape), nothing.expand(value.shape)  # what a check reads
     return native.attend_rows(make_call(query, keys, values, mask, **options), key, value)

@@ -37,7 +37,8 @@ class Int8Rows:
     """
 
     def __init__(self, data: Tensor):
-        self.data = data
+        batch, heads, rows, size = data.shape
+        self.data, self.shape = data, torch.Size((batch, heads, rows, size - SCALE_BYTES))
 
     @classmethod
     def of(cls, x: Tensor) -> Int8Rows:
@@ -47,11 +48,6 @@ class Int8Rows:
         scale.nan_to_num_(nan=torch.nan, posinf=torch.nan)
         whole = (x / scale).round_().nan_to_num_(0.0).to(torch.int8)
         return cls(torch.cat((whole, scale.flatten().view(torch.int8).view(*x.shape[:3], SCALE_BYTES)), -1))
-
-    @property
-    def shape(self) -> torch.Size:
-        """(B, H, L, W)."""
-        return torch.Size((*self.data.shape[:3], self.data.shape[3] - SCALE_BYTES))
 
     def floats(self, dtype: torch.dtype) -> Tensor:
         """The numbers that the rows stand for, (B, H, L, W) in that dtype."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..._call import CheckedCall
 from ..._int8_rows import SCALE_BYTES, Int8Rows
+from ..._masks import Mask
 from . import _kernels
 from ._run import interrupted, is_plain, lowered, refuses
 
@@ -31,11 +32,38 @@ def streams_rows(query: Any, key: Int8Rows, value: Int8Rows) -> bool:
     """Whether the kernel is made for tensors of these sizes: few query rows for each key head."""
     if not hasattr(_kernels.module, "decode_int8") or interrupted():
         return False
-    if not (is_plain(query) and is_plain(key.data) and is_plain(value.data)):
+    data = key.data, value.data
+    if not (is_plain(query) and all(is_plain(one) and one.stride(-1) == 1 for one in data)):
         return False
     if query.dim() != 4 or 0 in query.shape or 0 in key.data.shape or query.dtype not in _kernels.TYPES:
         return False
     return query.shape[1] // key.data.shape[1] * query.shape[2] <= _kernels.module.most_int8_rows
+
+
+def fast_rows(query: Tensor, key: Int8Rows, value: Int8Rows, mask: Any, scale: Any) -> Tensor | None:
+    """As `fast_forward`: a correct call without bias, sink, softcap and dropout, of sizes that `streams_rows` takes; None
+    for any other."""
+    shapes = shape, key_shape, value_shape = query.shape, key.shape, value.shape
+    batch, heads, rows, width = shape
+    kv_heads, keys = value_shape[1:3]
+    if key_shape != (batch, kv_heads, keys, width) or value_shape[0] != batch or heads % kv_heads:
+        return None
+    if scale is None:
+        scale = width**-0.5
+    recorded = torch.is_grad_enabled() and query.requires_grad
+    if recorded or type(scale) is not float or scale - scale != 0.0 or query.stride(3) != 1:
+        return None
+    if isinstance(mask, Mask):
+        if mask._remembered("fits", (rows, keys)) != (batch, heads):
+            mask.check(batch, heads, rows, keys, query.device)
+            mask._remember("fits", (rows, keys), (batch, heads))
+    elif mask is not None:
+        return None
+    out = _kernels.output_for(query, value_shape[3])
+    problem = _kernels.problem(*shapes, _kernels.TYPES[query.dtype], scale, lowered(mask, query, key))
+    tensors = ((tensor.data_ptr(), tensor.stride()) for tensor in (query, key.data, value.data, out))
+    _kernels.module.decode_int8(problem, *tensors)
+    return out
 
 
 def attend_rows(call: CheckedCall, key: Int8Rows, value: Int8Rows) -> Tensor | None:

@@ -79,7 +79,7 @@ def decode_int8(
     """The output of a call with few rows, whose keys and values are the data of `Int8Rows`."""
     query, bias, sink = readable(call.query), _Scores.of(settings, call.query, call.key, parameter), _float(call.sink)
     out, shared = output_for(query, call.value.shape[3]), _shared(settings, query, call.key, call.value, bias, sink)
-    module.decode_int8(shared, _at(query), _at(readable(key)), _at(readable(value)), _at(out))
+    module.decode_int8(shared, _at(query), _at(key), _at(value), _at(out))
     return out
 
 

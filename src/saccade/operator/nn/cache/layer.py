@@ -137,7 +137,8 @@ class LayerCache(ABC):
         """New tokens with keys and values as this cache keeps them."""
         if not self._rounds:
             return new
-        check_new(new.key, new.value, None, None)
+        if not new.key.dim() == new.value.dim() == 4:
+            check_new(new.key, new.value, None, None)
         if torch.is_grad_enabled() and (new.key.requires_grad or new.value.requires_grad):
             raise ValueError(
                 "cache: keys and values in 8 bits keep no gradients; decode under torch.no_grad(), or train through a "
@@ -146,10 +147,10 @@ class LayerCache(ABC):
         return new._replace(key=native.rounded_rows(new.key).data, value=native.rounded_rows(new.value).data)
 
     @staticmethod
-    def _rows_of(seen: CachedInputs) -> CachedInputs:
-        """What a cache in 8 bits read from its buffers, as rows; what was turned is in floats already."""
-        key, value = (Int8Rows(x) if isinstance(x, Tensor) and x.dtype == torch.int8 else x for x in seen[:2])
-        return seen._replace(key=key, value=value)
+    def _rows_of(read: CachedInputs) -> CachedInputs:
+        """The bytes of a cache in 8 bits as rows; keys that a `StreamingLayer` has turned are floats already."""
+        key, value = (Int8Rows(x) if isinstance(x, Tensor) and x.dtype == torch.int8 else x for x in read[:2])
+        return CachedInputs(key, value, read.mask, read.bias)
 
     @abstractmethod
     def _append(self, new: NewTokens) -> CachedInputs: ...
