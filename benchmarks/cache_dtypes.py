@@ -1,8 +1,10 @@
-"""One decoding step of one layer whose keys and values are float32, bfloat16 or 8 bits: `python benchmarks/cache_dtypes.py`.
+"""One decoding step of one layer with keys and values in float32, bfloat16 and 8 bits.
+
+    python benchmarks/cache_dtypes.py
 
 A step appends one token and attends, without projections. The dtypes take turns, so that a noisy machine disturbs all
-alike; the median of the rounds is written to benchmarks/results/cache-dtypes.md. Before that, each answer is compared with
-attention in float64 over the numbers that the cache holds.
+alike; the median of the rounds is written to benchmarks/results/cache-dtypes.md. Before that, each answer is compared
+with attention in float64 over the numbers that the cache holds.
 """
 
 from __future__ import annotations
@@ -88,8 +90,8 @@ def page(given: argparse.Namespace, measurements: dict[int, dict[str, tuple[floa
         "",
         "    python benchmarks/cache_dtypes.py",
         "",
-        f"One layer, one step, without projections: one item, {given.heads} query heads and {given.kv_heads} key heads of width",
-        f"{given.width}. {machine()}, PyTorch {torch.__version__}.",
+        f"One layer, one step, without projections: one item, {given.heads} query heads and {given.kv_heads} key heads",
+        f"of width {given.width}. {machine()}, PyTorch {torch.__version__}.",
         f"Medians of {given.rounds} rounds in which the dtypes take turns; a growing cache has up to twice the slots.",
         "",
         "| keys | | memory | a step | bfloat16 / it | float32 / it |",

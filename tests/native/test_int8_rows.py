@@ -120,6 +120,27 @@ def test_what_is_not_finite_is_nan_where_it_is_seen_and_nothing_elsewhere(side, 
             assert out.isfinite().all()
 
 
+def test_score_functions():
+    """What a score of -inf hides may be NaN; reading outside of a tensor is the error that it is with floats."""
+    table = torch.randn(4, 11)
+    query, key, value = torch.randn(1, 4, 2, 33), *torch.randn(2, 1, 2, 701, 33)
+    value[0, 0, 300] = math.nan
+    rows = Int8Rows.of(key), Int8Rows.of(value)
+    exact = [one.floats(torch.float64).nan_to_num() for one in rows]
+    bias = table[:, (torch.arange(701) * 3) % 11][None, :, None].double()
+    bias[..., 300] = -math.inf
+    want = saccade.attention(query.double(), *exact, bias=bias, backend="reference")
+
+    def hiding(s, b, h, q, k):
+        return torch.where(k == 300, -math.inf, s + table[h, (3 * k) % 11])
+
+    for _ in fuzzing.each_set():
+        out = saccade.attention(query, *rows, bias=saccade.Score(hiding))
+        torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
+        with pytest.raises(IndexError, match="index"):
+            saccade.attention(query, *rows, bias=saccade.Score(lambda s, b, h, q, k: s + table[h, k]))
+
+
 @rich
 @given(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]), st.booleans())
 def test_everything_else_reads_floats(dtype, lse):

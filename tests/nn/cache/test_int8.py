@@ -202,3 +202,38 @@ def test_a_cache_of_nothing():
     with torch.no_grad():
         cache[0].append(KEY[:1], VALUE[:1], Causal())  # another batch, still in 8 bits
     assert cache.nbytes == 16 * 3 * (7 + 4 + 4 + 4)
+
+
+TEXT = """The harbour was quiet when the first boats came back. Anna counted them from the wall, as she had done every
+morning since the storm. There were eleven, and one of them had no mast. Her brother stood beside her and said nothing.
+He had wanted to go out with the others, but their father had kept him at home, because somebody had to look after the
+nets and the old dog. When the men came up the steps they were tired and wet, and the oldest of them put a basket of
+fish in front of the two children."""
+
+
+def test_a_language_model_keeps_its_distributions_step_by_step_and_generates():
+    """Of a text drawn from the float model the perplexity P would rise by P times the divergence, on average."""
+    lm = saccade.models.load()
+    ids, logs = torch.tensor([lm.tokenizer.encode(TEXT).ids]), []
+    with torch.no_grad():
+        for cache in (lm.cache(), lm.cache("int8")):
+            steps = [lm.model(ids[:, [i]], cache=cache)[0].log_softmax(-1) for i in range(ids.shape[1] - 1)]
+            logs.append(torch.cat(steps))
+    perplexity = logs[0].gather(1, ids[0, 1:, None]).mean().neg().exp()
+    divergence = (logs[0].exp() * (logs[0] - logs[1])).sum(-1).mean()
+    assert 0 < perplexity * divergence < 0.01
+
+    greedy, made = saccade.models.Sampling(temperature=0), ids[:, :90]
+    out = lm.generate(made, max_new_tokens=6, sampling=greedy, cache=lm.cache("int8"))
+    for _ in range(6):  # all tokens as a prompt: more rows than are streamed
+        with torch.no_grad():
+            logits = lm.model(made, cache=lm.cache("int8"))[:, -1]
+        made = torch.cat((made, logits.argmax(-1, keepdim=True)), 1)
+    assert torch.equal(out, made)
+    beams = lm.generate(
+        made,
+        max_new_tokens=4,
+        sampling=saccade.models.BeamSearch(3),
+        cache=KVCache.window(len(lm.cache()), 70, 2, dtype="int8"),
+    )
+    assert beams.shape == (1, 100)

@@ -41,8 +41,8 @@ def streams_rows(query: Any, key: Int8Rows, value: Int8Rows) -> bool:
 
 
 def fast_rows(query: Tensor, key: Int8Rows, value: Int8Rows, mask: Any, scale: Any) -> Tensor | None:
-    """As `fast_forward`: a correct call without bias, sink, softcap and dropout, of sizes that `streams_rows` takes; None
-    for any other."""
+    """As `fast_forward`, for sizes that `streams_rows` takes: a correct call without bias, sink, softcap and dropout;
+    None for any other."""
     shapes = shape, key_shape, value_shape = query.shape, key.shape, value.shape
     batch, heads, rows, width = shape
     kv_heads, keys = value_shape[1:3]
