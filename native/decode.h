@@ -26,7 +26,7 @@ namespace SACCADE_SET {
 // T: the type of queries and outputs, K: that of keys and values.
 template <class T, class K = T> class DecodePass {
     typedef typename Rows<K>::weight Weight;
-    static constexpr int step = Rows<K>::step;
+    static constexpr int step = Rows<K>::step, behind = scaled<K> ? sizeof(float) : 0;
     static constexpr int wide = 512;     // keys in a chunk
     static constexpr int words = wide / 64;
     static constexpr int stretch = 32;   // keys whose values stay in the first-level cache between register tiles
@@ -52,7 +52,7 @@ template <class T, class K = T> class DecodePass {
         const K *key, *value, *next;  // next: keys that this thread reads afterwards, or null
         int64_t count() const { return seen.stop - seen.start; }
         bool masked = false;  // rows have bits, [rows][words]
-        float *query, *scores, *out, *scaled_weights;  // the last: [rows][stretch], where values have scales
+        float *query, *scores, *out;
         uint64_t* bits;
         Kind* kinds;
     };
@@ -72,7 +72,7 @@ template <class T, class K = T> class DecodePass {
 
   public:
     explicit DecodePass(const Forward& f)
-        : f(f), p(f.problem), scale(p.scale, Rows<K>::pairs ? 2 : 1), logits(p, scale.rest), exponent(logits.natural() * log2_e), keys(p.width, step), values(p.value_width, step),
+        : f(f), p(f.problem), scale(p.scale, Rows<K>::pairs ? 2 : 1), logits(p, scale.rest), exponent(logits.natural() * log2_e), keys(p.width, step, behind), values(p.value_width, step, behind),
           rows(p.group() * p.length_q), columns(up_to(std::max<int64_t>(p.value_width, step), lanes)), size(columns + 2) {}
 
     void run() {
@@ -163,13 +163,12 @@ template <class T, class K = T> class DecodePass {
     int64_t head_of(const Chunk& c, int64_t r) const { return c.kv * p.group() + r / p.length_q; }
 
     void attend(Chunk& c) const {
-        const int64_t floats = keys.padded() + values.padded() + wide + (scaled<K> ? stretch : 0);
+        const int64_t floats = keys.padded() + values.padded() + wide;
         char* room = static_cast<char*>(scratch(0, rows * (floats * sizeof(float) + words * sizeof(uint64_t)) + p.group() * sizeof(Kind)));
         c.query = reinterpret_cast<float*>(room);
         c.out = c.query + rows * keys.padded();
         c.scores = c.out + rows * values.padded();
-        c.scaled_weights = c.scores + rows * wide;
-        c.bits = reinterpret_cast<uint64_t*>(c.scaled_weights + (scaled<K> ? rows * stretch : 0));
+        c.bits = reinterpret_cast<uint64_t*>(c.scores + rows * wide);
         c.kinds = reinterpret_cast<Kind*>(c.bits + rows * words);
         if (!look(c)) {
             for (int64_t r = 0; r < rows; r++) result_of(c.result, r)[columns] = -infinity, result_of(c.result, r)[columns + 1] = 0;
@@ -240,10 +239,6 @@ template <class T, class K = T> class DecodePass {
         in_tiles(rows, [&](auto tile, int64_t r) {
             products<K, tile.value>(keys, c.query + r * keys.padded(), key, stride, c.scores + r * wide + j, wide, ahead, r == 0);
         });
-        if constexpr (scaled<K>) {
-            const vf of_keys = scales_behind(c.key + j * f.key.row, f.key.row, keys.width, c.count() - j);
-            for (float* s = c.scores + j; s < c.scores + rows * wide; s += wide) store(s, load(s) * of_keys);
-        }
     }
 
     // Products of a row to weights exp(logit - top); top in units of the scores, see `Logits::natural`.
@@ -297,7 +292,7 @@ template <class T, class K = T> class DecodePass {
 
     void add_values(const Chunk& c) const {
         std::fill_n(c.out, rows * values.padded(), 0.0f);
-        K some[stretch * step];
+        K some[stretch * (step + behind)];
         for (int64_t j = 0; j < c.count(); j += stretch) {
             const int64_t count = std::min<int64_t>(stretch, c.count() - j);
             const K* from = c.value + j * f.value.row;
@@ -305,20 +300,11 @@ template <class T, class K = T> class DecodePass {
             const Ahead<K> ahead = ahead_of(c.value, stride, values, j, c.count(), c.next, f.key.row);
             if (values.width < step) {
                 values.copy(from, stride, count, count, some);
-                from = some, stride = step;
-            }
-            const Weight* weights = weights_of(c, 0) + j;
-            int64_t apart = wide * sizeof(float) / sizeof(Weight);
-            if constexpr (scaled<K>) {
-                for (int64_t n = 0; n < count; n += lanes) {
-                    const vf of_values = scales_behind(c.value + (j + n) * f.value.row, f.value.row, values.width, count - n);
-                    for (int64_t r = 0; r < rows; r++) store(c.scaled_weights + r * stretch + n, load(weights + r * apart + n) * of_values);
-                }
-                weights = c.scaled_weights, apart = stretch;
+                from = some, stride = values.copied();
             }
             in_tiles(rows, [&](auto tile, int64_t r) {
-                weighted<K, tile.value>(values, weights + r * apart, apart, from, stride, count, c.out + r * values.padded(), ahead,
-                                        r == 0);
+                weighted<K, tile.value>(values, weights_of(c, r) + j, wide * sizeof(float) / sizeof(Weight), from, stride, count,
+                                        c.out + r * values.padded(), ahead, r == 0);
             });
         }
     }
