@@ -55,10 +55,10 @@ def check(kind: Kind, query: torch.Tensor, token: torch.Tensor) -> None:
     torch.testing.assert_close(step(kind, query, token).double(), expected, atol=close, rtol=close)
 
 
-def measured(given: argparse.Namespace, length: int) -> dict[str, tuple[float, float]]:
+def measured(given: argparse.Namespace, length: int, heads: int) -> dict[str, tuple[float, float]]:
     """Seconds of a step, and MiB of the cache, by kind."""
     prompt = torch.randn(1, given.kv_heads, length, given.width)
-    query, token = torch.randn(1, given.heads, 1, given.width), torch.randn(1, given.kv_heads, 1, given.width)
+    query, token = torch.randn(1, heads, 1, given.width), torch.randn(1, given.kv_heads, 1, given.width)
     found, steps = kinds(), {}
     for name, kind in found.items():
         own = [tensor.to(kind.dtype) for tensor in (query, token)]
@@ -73,34 +73,36 @@ def measured(given: argparse.Namespace, length: int) -> dict[str, tuple[float, f
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--lengths", type=int, nargs="+", default=[4096, 32768])
-    options.add_argument("--heads", type=int, default=8)
+    options.add_argument("--heads", type=int, nargs="+", default=[8, 32])
     options.add_argument("--kv-heads", type=int, default=8)
     options.add_argument("--width", type=int, default=64)
     options.add_argument("--rounds", type=int, default=64)
     options.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "cache-dtypes.md")
     given = options.parse_args()
-    text = page(given, {length: measured(given, length) for length in given.lengths})
+    cases = [(length, heads) for length in given.lengths for heads in given.heads]
+    text = page(given, {case: measured(given, *case) for case in cases})
     given.out.write_text(text, encoding="utf-8")
     print(text)
 
 
-def page(given: argparse.Namespace, measurements: dict[int, dict[str, tuple[float, float]]]) -> str:
+def page(given: argparse.Namespace, measurements: dict[tuple[int, int], dict[str, tuple[float, float]]]) -> str:
     lines = [
         "# What keys and values in 8 bits cost",
         "",
         "    python benchmarks/cache_dtypes.py",
         "",
-        f"One layer, one step, without projections: one item, {given.heads} query heads and {given.kv_heads} key heads",
-        f"of width {given.width}. {machine()}, PyTorch {torch.__version__}.",
+        f"One layer, one step, without projections: one item, {given.kv_heads} key heads of width {given.width}.",
+        f"{machine()}, PyTorch {torch.__version__}.",
         f"Medians of {given.rounds} rounds in which the dtypes take turns; a growing cache has up to twice the slots.",
         "",
-        "| keys | | memory | a step | bfloat16 / it | float32 / it |",
-        "|---|---|---|---|---|---|",
+        "| keys | query heads | | memory | a step | bfloat16 / it | float32 / it |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for length, kinds_of_length in measurements.items():
-        for name, (taken, size) in kinds_of_length.items():
-            half, whole = (kinds_of_length[other][0] / taken for other in ("bfloat16", "float32"))
-            lines.append(f"| {length:,} | {name} | {size:.1f} MiB | {taken * 1e3:.2f} ms | {half:.2f} | {whole:.2f} |")
+    for (length, heads), by_kind in measurements.items():
+        for name, (taken, size) in by_kind.items():
+            half, whole = (by_kind[other][0] / taken for other in ("bfloat16", "float32"))
+            cost = f"{size:.1f} MiB | {taken * 1e3:.2f} ms | {half:.2f} | {whole:.2f}"
+            lines.append(f"| {length:,} | {heads} | {name} | {cost} |")
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cache_dtypes.py"
-SMALL = "--lengths 67 131 --heads 4 --kv-heads 2 --width 8 --rounds 2".split()
+SMALL = "--lengths 67 131 --heads 2 6 --kv-heads 2 --width 8 --rounds 2".split()
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def test_every_dtype_has_a_row(dtypes, monkeypatch, tmp_path, capsys):
     dtypes.main()
     written = (tmp_path / "page.md").read_text()
     assert capsys.readouterr().out.strip() == written.strip()
-    rows = [line.strip("| ").split(" | ")[:2] for line in written.splitlines() if " ms | " in line]
+    rows = [line.strip("| ").split(" | ")[:3] for line in written.splitlines() if " ms | " in line]
     names = ["float32", "bfloat16", "8 bits, queries float32", "8 bits, queries bfloat16"]
-    assert rows == [[length, name] for length in ("67", "131") for name in names]
+    assert rows == [[length, heads, name] for length in ("67", "131") for heads in ("2", "6") for name in names]
 
 
 def test_a_wrong_answer_is_not_timed(dtypes, monkeypatch, tmp_path):
