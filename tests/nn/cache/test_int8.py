@@ -16,10 +16,19 @@ from looped import looped
 from nn.cache.decoding import BIASES, KINDS, MASKS, Decoding
 from nn.cache.test_bounds import BAD, KEY, VALUE, filled
 from nn.cache.test_sequences import FIXTURES, moves, play
-from saccade import Causal
-from saccade.nn import AttentionConfig, BlockConfig, Decoder, GrowingLayer, KVCache, StaticLayer, WindowLayer
+from saccade import ALiBi, Causal, Padding
+from saccade.nn import (
+    AttentionConfig,
+    BlockConfig,
+    Decoder,
+    GrowingLayer,
+    KVCache,
+    StaticLayer,
+    StreamingLayer,
+    WindowLayer,
+)
 from saccade.nn.cache import BlockSumsLayer, CachedInputs
-from saccade.positions import RotaryConfig
+from saccade.positions import Rotary, RotaryConfig
 from saccade.variants import BlockTopKConfig, LinearConfig, SigmoidConfig
 
 
@@ -137,6 +146,27 @@ def test_decoders_stay_close_in_less_memory(kind, dtype):
         assert cache.nbytes == 2 * 3 * 2 * slots * row and cache.length == 19
     far = (outs["int8"] - outs[None]).abs().max() / outs[None].abs().max()
     assert 0 < far < (0.02 if dtype == torch.float32 else 0.05)
+
+
+@looped("bias", [None, ALiBi(torch.ones(4).double())])
+def test_streams_turn_the_rounded_keys(bias):
+    """As a stream of floats that gets the rounded numbers, bit for bit."""
+    ours, twin, rotary = StreamingLayer(3, sinks=2, slack=1), StreamingLayer(3, sinks=2, slack=1), Rotary(6)
+    ours.round_to("int8")
+    for counts in ([5, 5], [1, 1], [4, 1], [1, 0], [2, 3], [9, 7], [1, 1]):
+        query, key, value = (torch.randn(2, heads, max(counts), 6).double() for heads in (4, 2, 2))
+        found = []
+        for cache, kept in ((ours, lambda x: x), (twin, by_hand)):
+            given = kept(key), kept(value), Causal(), bias, Padding(counts)
+            with torch.no_grad():
+                turned, seen = cache.turned(query, *given, rotary) if bias is None else (query, cache.append(*given))
+            found.append((turned, *seen.in_floats(torch.float64)))
+            cache.rollback(1 if min(cache.lengths()) > 9 else 0)
+        for one, other in zip(*found, strict=True):
+            assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+        for cache in (ours, twin):
+            cache.reorder(torch.tensor([1, 0]))
+    assert ours.nbytes == 2 * 2 * 6 * (6 + 4) * 2
 
 
 def test_observers_see_floats_and_the_output_belongs_to_them():
