@@ -16,11 +16,11 @@
 #include "sanitize_few_rows.h"
 #include "sanitize_heads.h"
 #include "sanitize_int8.h"
-#include "sanitize_round_rows.h"
 #include "sanitize_linear.h"
 #include "sanitize_oracle.h"
 #include "sanitize_pooled.h"
 #include "sanitize_program.h"
+#include "sanitize_round_rows.h"
 #include "sanitize_statistics.h"
 #include "sanitize_weight_tile.h"
 
@@ -436,12 +436,12 @@ void check(uint64_t seed) {
     if (set.decode && p.length_q * p.group() <= 16) check_forward(c, seed, expected, "decode", set.decode);
     if (set.forward && set.backward) check_backward(c, seed, expected), check_program(c, seed, expected);
     if (set.statistics) check_statistics(c, seed);
+    if (set.round_rows && set.decode) check_int8_rows(seed);
     if (set.pooled && p.batch && p.length_q && p.length_k) check_pooled(c, seed);
     if (set.weight_tile && p.batch && p.length_q && p.length_k) check_weight_tile(c, seed);
     if (set.few_rows) check_few_rows(c, seed);
     if (set.int8_product) check_int8(c, seed, false);
     if (set.int8_product_quads && sums_quads()) check_int8(c, seed, true);
-    if (set.round_rows && set.decode) check_int8_rows(seed);
     if (set.exp2) check_exp2(seed);
     check_digest(seed);
     if (set.linear_step && set.head_ranges) check_heads(seed);
