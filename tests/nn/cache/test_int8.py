@@ -114,6 +114,13 @@ def test_refusals(attempt, message):
         attempt()
 
 
+def test_a_cache_that_is_refused_leaves_its_layers_as_they_were():
+    first = GrowingLayer()
+    with pytest.raises(ValueError, match="has tokens already"):
+        KVCache([first, filled(GrowingLayer())], dtype="int8")
+    assert torch.equal(filled(first)._key[:, :, :5], KEY)
+
+
 def decoder(layers=2, **options) -> Decoder:
     given = {"positions": RotaryConfig(), **options}
     return Decoder(BlockConfig(AttentionConfig(24, heads=4, kv_heads=2, **given)), layers=layers).eval()

@@ -126,12 +126,16 @@ class LayerCache(ABC):
         Raises:
             ValueError: another dtype, or a cache that has tokens already.
         """
+        self._check_dtype(dtype)
+        self.reset()
+        self._rounds = True
+
+    def _check_dtype(self, dtype: str) -> None:
+        """The errors of `round_to`."""
         if dtype != "int8":
             raise ValueError(f"dtype: expected 'int8', or None for that of the keys, got {dtype!r}")
         if self.lengths().any():
             raise ValueError(f"dtype: this {type(self).__name__} has tokens already; reset() it first")
-        self.reset()
-        self._rounds = True
 
     def _kept_as(self, new: NewTokens) -> NewTokens:
         """New tokens with keys and values as this cache keeps them."""

@@ -53,7 +53,10 @@ class KVCache:
         shared = LastAnswers()
         for layer in self.layers:
             layer._latest = shared
-            if dtype is not None:
+        if dtype is not None:
+            for layer in self.layers:  # all, before the first is changed
+                layer._check_dtype(dtype)
+            for layer in self.layers:
                 layer.round_to(dtype)
 
     @classmethod

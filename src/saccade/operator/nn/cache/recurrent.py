@@ -91,7 +91,7 @@ class RecurrentLayer(LayerCache):
             return state
         return type(state)(*(part.clone() for part in state))
 
-    def round_to(self, dtype: str) -> None:
+    def _check_dtype(self, dtype: str) -> None:
         """ValueError: a state is a sum, whose rounding errors would add up."""
         raise ValueError(f"dtype: a RecurrentLayer holds a state, which has no 8-bit form, got {dtype!r}")
 
