@@ -226,6 +226,10 @@ constexpr int64_t kDecodeRows = 8, kDecodeKeys = 64;
 
 bool decodes(int64_t rows, int64_t group, int64_t keys) { return rows * group <= kDecodeRows && keys >= kDecodeKeys; }
 
+// Rows of 8 bits are streamed whatever their number, up to where packed floats would be faster than converting the keys again
+// for every four rows.
+constexpr int64_t kInt8Rows = 32;
+
 using Pointer = uintptr_t;
 
 // `lse` is an address, 0 where nobody asks for it.
@@ -248,6 +252,38 @@ void forward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle valu
         kernel(call);
     }
     given.check();
+}
+
+// Keys and values of the shapes in `shared` as rows of 8 bits, whose scales make them 4 bytes longer.
+void decode_int8(nb::tuple shared, nb::handle query, nb::handle key, nb::handle value, nb::handle out) {
+    const Shared given(shared);
+    Forward call;
+    call.problem = given.problem, call.int8_rows = true;
+    const Problem& p = call.problem;
+    call.query = memory<Input>(query, given.query, "query");
+    call.key = memory<Input>(key, given.key, "key");
+    call.value = memory<Input>(value, given.value, "value");
+    call.out = memory<Output>(out, {p.batch, p.heads, p.length_q, p.value_width}, "out");
+    if (p.length_q * p.group() > kInt8Rows) refuse("too many rows for keys of 8 bits");
+    if (!(p.batch && p.length_q)) return;
+    {
+        nb::gil_scoped_release released;
+        kernels().decode(call);
+    }
+    given.check();
+}
+
+// x (B, H, L, W) of a type to out (B, H, L, W + 4), an address.
+void round_rows(nb::handle shape, int64_t type, nb::handle x, Pointer out) {
+    const Whole<4> size(shape, "shape");
+    for (const int64_t one : size.at)
+        if (one < 0) refuse("sizes must not be negative");
+    RoundRows call;
+    call.batch = size.at[0], call.heads = size.at[1], call.rows = size.at[2], call.width = size.at[3];
+    call.type = type_of(type), call.x = memory<Input>(x, size.at, "x"), call.out = reinterpret_cast<int8_t*>(out);
+    if (call.batch && call.heads && call.rows && !out) refuse("out has no memory");
+    nb::gil_scoped_release released;
+    kernels().round_rows(call);
 }
 
 // 0 stands for a gradient that is not wanted and for the cotangent of an lse that has none. (None would cost nanobind's
@@ -703,6 +739,9 @@ NB_MODULE(_native, module) {
     module.def("use", &use, "name"_a,
                "Switch to 'auto', to a set of `sets()`, or, at one's own risk, to a compiled one as 'name!'.");
     module.def("forward", &forward, "One attention call. Addresses and strides; see bindings.cpp.");
+    module.def("decode_int8", &decode_int8, "One attention call of few rows, keys and values in 8 bits; see bindings.cpp.");
+    module.def("round_rows", &saccade::round_rows, "Keys or values to rows of 8 bits; see native/round_rows.h.");
+    module.attr("most_int8_rows") = kInt8Rows;
     module.def("backward", &backward, "Its gradients.");
     module.def("key_counts", &key_counts, "How many keys each row sees.");
     module.def("statistics", &statistics, "Statistics of its weights.");

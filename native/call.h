@@ -97,6 +97,15 @@ struct Forward {
     Output out;
     float* lse = nullptr;  // (B, Hq, Lq) contiguous, natural log, WITHOUT the sink: -inf exactly on rows that see nothing; or null
     float* lse_low = nullptr;  // the same shape: what rounding took from the lse, 0 on rows that see nothing; or null
+    bool int8_rows = false;  // keys and values are int8, strides in bytes, a row's float32 scale behind its entries: decode alone
+};
+
+// out (B, H, L, W + 4), contiguous: rows of 8 bits as round_rows.h says. On the caller's thread: a step has few rows.
+struct RoundRows {
+    int64_t batch = 0, heads = 0, rows = 0, width = 0;
+    Type type = Type::f32;
+    Input x;
+    int8_t* out = nullptr;
 };
 
 // Gradients. `out` already has the sink's share in it; `lse` is without the sink, as Forward wrote it. Sigmoid attention
@@ -370,6 +379,7 @@ struct Kernels {
     const char* name = nullptr;  // "baseline"; "avx2", "avx512", "avx512_bf16"; "neon", "neon_bf16"
     void (*forward)(const Forward&);   // packs keys, any lengths
     void (*decode)(const Forward&);    // Lq * (Hq / Hkv) small: streams keys, splits them over threads, packs nothing
+    void (*round_rows)(const RoundRows&);
     void (*backward)(const Backward&);
     void (*key_counts)(const KeyCounts&);
     void (*statistics)(const Statistics&);

@@ -23,9 +23,10 @@
 namespace saccade {
 namespace SACCADE_SET {
 
-template <class T> class DecodePass {
-    typedef typename Rows<T>::weight Weight;
-    static constexpr int step = Rows<T>::step;
+// T: the type of queries and outputs, K: that of keys and values.
+template <class T, class K = T> class DecodePass {
+    typedef typename Rows<K>::weight Weight;
+    static constexpr int step = Rows<K>::step, behind = scaled<K> ? sizeof(float) : 0;
     static constexpr int wide = 512;     // keys in a chunk
     static constexpr int words = wide / 64;
     static constexpr int stretch = 32;   // keys whose values stay in the first-level cache between register tiles
@@ -48,7 +49,7 @@ template <class T> class DecodePass {
     struct Chunk {
         int64_t n, b, kv, result;
         Span seen;
-        const T *key, *value, *next;  // next: keys that this thread reads afterwards, or null
+        const K *key, *value, *next;  // next: keys that this thread reads afterwards, or null
         int64_t count() const { return seen.stop - seen.start; }
         bool masked = false;  // rows have bits, [rows][words]
         float *query, *scores, *out;
@@ -71,7 +72,7 @@ template <class T> class DecodePass {
 
   public:
     explicit DecodePass(const Forward& f)
-        : f(f), p(f.problem), scale(p.scale, Rows<T>::pairs ? 2 : 1), logits(p, scale.rest), exponent(logits.natural() * log2_e), keys(p.width, step), values(p.value_width, step),
+        : f(f), p(f.problem), scale(p.scale, Rows<K>::pairs ? 2 : 1), logits(p, scale.rest), exponent(logits.natural() * log2_e), keys(p.width, step, behind), values(p.value_width, step, behind),
           rows(p.group() * p.length_q), columns(up_to(std::max<int64_t>(p.value_width, step), lanes)), size(columns + 2) {}
 
     void run() {
@@ -152,8 +153,8 @@ template <class T> class DecodePass {
         const int64_t chunk = item.low + (interleaved() ? within / p.kv_heads : within % chunks);
         c.result = head.result + chunk - head.low();
         c.seen = {std::max(chunk * wide, head.seen.start), std::min(chunk * wide + wide, head.seen.stop)};
-        c.key = static_cast<const T*>(f.key.data) + c.b * f.key.batch + c.kv * f.key.head + c.seen.start * f.key.row;
-        c.value = static_cast<const T*>(f.value.data) + c.b * f.value.batch + c.kv * f.value.head + c.seen.start * f.value.row;
+        c.key = static_cast<const K*>(f.key.data) + c.b * f.key.batch + c.kv * f.key.head + c.seen.start * f.key.row;
+        c.value = static_cast<const K*>(f.value.data) + c.b * f.value.batch + c.kv * f.value.head + c.seen.start * f.value.row;
         c.next = nullptr;
         return c;
     }
@@ -179,7 +180,7 @@ template <class T> class DecodePass {
         add_values(c);
         for (int64_t r = 0; r < rows; r++) {
             float* out = result_of(c.result, r);
-            values.template natural<T>(c.out + r * values.padded(), out);
+            values.template natural<K>(c.out + r * values.padded(), out);
             if ((c.masked || p.bias.form != Bias::none) && !finite(out)) add_seen_values(c, r, out);
         }
     }
@@ -210,13 +211,13 @@ template <class T> class DecodePass {
 
     void take_query(const Chunk& c, int64_t r) const {
         const int64_t place = c.b * f.query.batch + head_of(c, r) * f.query.head + r % p.length_q * f.query.row;
-        keys.template spread<T>(static_cast<const T*>(f.query.data) + place, scale.power, c.query + r * keys.padded());
+        keys.template spread<T, K>(static_cast<const T*>(f.query.data) + place, scale.power, c.query + r * keys.padded());
     }
 
     // What to ask for while row j of `rows` is used: rows further on, or of what comes next.
-    static Ahead<T> ahead_of(const T* rows, int64_t stride, const Width& width, int64_t j, int64_t count, const T* next,
+    static Ahead<K> ahead_of(const K* rows, int64_t stride, const Width& width, int64_t j, int64_t count, const K* next,
                              int64_t next_stride) {
-        const int64_t there = j + up_to(far / (width.padded() * (int64_t)sizeof(T)) + 1, lanes);
+        const int64_t there = j + up_to(far / (width.padded() * (int64_t)sizeof(K)) + 1, lanes);
         if (there < count) return {rows + there * stride, stride};
         if (next && there < 2 * count) return {next + (there - count) * next_stride, next_stride};
         return {rows + j * stride, stride};
@@ -227,16 +228,16 @@ template <class T> class DecodePass {
         for (int64_t j = 0; j < whole; j += lanes)
             score_some(c, c.key + j * stride, stride, j, ahead_of(c.key, stride, keys, j, c.count(), c.value, f.value.row));
         for (int64_t j = whole; j < c.count(); j += lanes) {
-            T* room = static_cast<T*>(scratch(1, lanes * keys.copied() * sizeof(T)));
+            K* room = static_cast<K*>(scratch(1, lanes * keys.copied() * sizeof(K)));
             keys.copy(c.key + j * stride, stride, std::min<int64_t>(c.count() - j, lanes), lanes, room);
             score_some(c, room, keys.copied(), j, {room, 0});
         }
     }
 
     // Products of all rows with keys j ... j + lanes - 1.
-    void score_some(const Chunk& c, const T* key, int64_t stride, int64_t j, Ahead<T> ahead) const {
+    void score_some(const Chunk& c, const K* key, int64_t stride, int64_t j, Ahead<K> ahead) const {
         in_tiles(rows, [&](auto tile, int64_t r) {
-            products<T, tile.value>(keys, c.query + r * keys.padded(), key, stride, c.scores + r * wide + j, wide, ahead, r == 0);
+            products<K, tile.value>(keys, c.query + r * keys.padded(), key, stride, c.scores + r * wide + j, wide, ahead, r == 0);
         });
     }
 
@@ -291,18 +292,18 @@ template <class T> class DecodePass {
 
     void add_values(const Chunk& c) const {
         std::fill_n(c.out, rows * values.padded(), 0.0f);
-        T some[stretch * step];
+        K some[stretch * (step + behind)];
         for (int64_t j = 0; j < c.count(); j += stretch) {
             const int64_t count = std::min<int64_t>(stretch, c.count() - j);
-            const T* from = c.value + j * f.value.row;
+            const K* from = c.value + j * f.value.row;
             int64_t stride = f.value.row;
-            const Ahead<T> ahead = ahead_of(c.value, stride, values, j, c.count(), c.next, f.key.row);
+            const Ahead<K> ahead = ahead_of(c.value, stride, values, j, c.count(), c.next, f.key.row);
             if (values.width < step) {
                 values.copy(from, stride, count, count, some);
-                from = some, stride = step;
+                from = some, stride = values.copied();
             }
             in_tiles(rows, [&](auto tile, int64_t r) {
-                weighted<T, tile.value>(values, weights_of(c, r) + j, wide * sizeof(float) / sizeof(Weight), from, stride, count,
+                weighted<K, tile.value>(values, weights_of(c, r) + j, wide * sizeof(float) / sizeof(Weight), from, stride, count,
                                         c.out + r * values.padded(), ahead, r == 0);
             });
         }
@@ -322,7 +323,9 @@ template <class T> class DecodePass {
             if (c.masked && !(c.bits[r * words + j / 64] >> (j % 64) & 1)) continue;
             if (p.bias.added() && bias.at(c.seen.start + j, 1)[0] == -infinity) continue;
             if (p.bias.form == Bias::program && to_float(weights_of(c, r)[j]) == 0) continue;  // its score was -inf
-            for (int64_t d = 0; d < p.value_width; d++) out[d] += to_float(weights_of(c, r)[j]) * to_float(c.value[j * f.value.row + d]);
+            float weight = to_float(weights_of(c, r)[j]);
+            if constexpr (scaled<K>) weight *= scale_behind(c.value + j * f.value.row, p.value_width);
+            for (int64_t d = 0; d < p.value_width; d++) out[d] += weight * to_float(c.value[j * f.value.row + d]);
         }
     }
 
@@ -367,6 +370,13 @@ template <class T> class DecodePass {
 };
 
 inline void decode(const Forward& f) {
+    if (f.int8_rows) {
+        switch (f.problem.type) {
+            case Type::f32: return DecodePass<float, int8_t>(f).run();
+            case Type::bf16: return DecodePass<bf16, int8_t>(f).run();
+            case Type::f16: return DecodePass<f16, int8_t>(f).run();
+        }
+    }
     switch (f.problem.type) {
         case Type::f32: return DecodePass<float>(f).run();
         case Type::bf16:

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "simd.h"
@@ -58,34 +59,46 @@ template <> struct Rows<paired> {
 };
 #endif
 
+// Rows of 8 bits have a float behind their entries, of any alignment: the scale of them all.
+template <class T> constexpr bool scaled = std::is_same_v<T, int8_t>;
+
+SACCADE_INLINE float scale_behind(const int8_t* row, int64_t width) {
+    float scale;
+    memcpy(&scale, row + width, sizeof scale);
+    return scale;
+}
+
 // The width of a tensor in steps.
 struct Width {
     int64_t width, step, steps, last;  // `last`: where the last step begins
-    Width(int64_t width, int64_t step)
-        : width(width), step(step), steps(std::max<int64_t>(1, (width + step - 1) / step)), last(std::max<int64_t>(0, width - step)) {}
+    int64_t behind;                    // entries that a row's scale takes; where the query is 0 they may be read as if they were some
+    Width(int64_t width, int64_t step, int64_t behind = 0)
+        : width(width), step(step), steps(std::max<int64_t>(1, (width + step - 1) / step)), last(std::max<int64_t>(0, width - step)), behind(behind) {}
 
     int64_t padded() const { return steps * step; }
-    int64_t copied() const { return std::max(width, step); }  // width of a row in a copied block
+    int64_t copied() const { return std::max(width + behind, step); }  // width of a row in a copied block
     int64_t twice() const { return width < step ? 0 : padded() - width; }  // entries of the last step that came before
 
     // Rows with zeros behind them: `count` of `room`.
     template <class T> void copy(const T* from, int64_t stride, int64_t count, int64_t room, T* to) const {
         for (int64_t j = 0; j < room; j++, to += copied()) {
-            const int64_t here = j < count ? width : 0;
+            const int64_t here = j < count ? width + behind : 0;
             std::copy_n(from + j * stride, here, to);
             std::fill(to + here, to + copied(), T{});
         }
     }
 
-    // A row times a factor in the order of the steps' vectors, [steps][parts][lanes]; pairs stay bf16.
-    template <class T> void spread(const T* from, float factor, float* to) const {
-        constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
+    // A row times a factor in the order of the steps' vectors of K, [steps][parts][lanes]; pairs stay bf16.
+    template <class T, class K> void spread(const T* from, float factor, float* to) const {
+        constexpr int parts = Rows<K>::parts, step = Rows<K>::step;
         for (int64_t n = 0; n < steps; n++, to += step) {
             const int64_t first = std::min(n * step, last), there = std::min<int64_t>(step, width - first);
             const int64_t known = n * step - first;  // entries of this step that came before
             T some[step] = {};
             for (int64_t e = known; e < there; e++) some[e] = from[first + e];
-            if constexpr (Rows<T>::pairs) {  // the factor is a power of two: nothing is rounded
+            if constexpr (scaled<K>) {
+                store(to, load_as_float(some) * splat(factor));
+            } else if constexpr (Rows<T>::pairs) {  // the factor is a power of two: nothing is rounded
                 for (T& x : some) from_float(x, to_float(x) * factor);
                 memcpy(to, some, sizeof(some));
             } else {
@@ -113,6 +126,7 @@ template <class T> struct Ahead {
     const T* rows;
     int64_t stride;
     SACCADE_INLINE void ask(int64_t row, int64_t entry) const {  // may lie beyond the last row: an address, never a read
+        if (scaled<T> && entry % 64) return;  // one line holds several vectors
         const int64_t place = (row * stride + entry) * (int64_t)sizeof(T);
         __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(rows) + (uintptr_t)place), 0, 2);
     }
@@ -214,6 +228,13 @@ __attribute__((noinline)) void products_of(const Width& width, const float* quer
                 multiply_step<T, rows, group, false>(query + n * step, width.padded(), at + n * step, stride, keep, some);
             }
             if (ragged) multiply_step<T, rows, group, true>(query + whole * step, width.padded(), at + width.last, stride, keep, some);
+            if constexpr (scaled<T>)
+#pragma GCC unroll 4
+                for (int k = 0; k < group; k++) {
+                    const vf scale = splat(scale_behind(at + k * stride, width.width));
+#pragma GCC unroll 4
+                    for (int r = 0; r < rows; r++) some[r][k] *= scale;
+                }
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -241,9 +262,9 @@ SACCADE_INLINE void products(const Width& width, const float* query, const T* ke
 
 // --- weighted values ----------------------------------------------------------------------------------------------
 
-// sum[r] += weights[r][0] value[0] for `vectors` steps, of which the last begins at `last`.
+// sum[r] += weights[r][0] value[0] for `vectors` steps, of which the last begins at `last`; a scale stands at `behind`.
 template <class T, int rows, int vectors>
-SACCADE_INLINE void weigh_rows(const float* weights, int64_t wide, const T* value, int64_t, int64_t last, bool,
+SACCADE_INLINE void weigh_rows(const float* weights, int64_t wide, const T* value, int64_t, int64_t last, int64_t behind, bool,
                                vf (*sum)[vectors][Rows<T>::parts]) {
     constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
     vf x[vectors][parts];
@@ -251,7 +272,8 @@ SACCADE_INLINE void weigh_rows(const float* weights, int64_t wide, const T* valu
     for (int v = 0; v < vectors; v++) Rows<T>::load_step(value + (v == vectors - 1 ? last : v * step), x[v]);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-        const vf weight = splat(weights[r * wide]);
+        vf weight = splat(weights[r * wide]);
+        if constexpr (scaled<T>) weight *= splat(scale_behind(value, behind));
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; v++)
 #pragma GCC unroll 2
@@ -262,7 +284,7 @@ SACCADE_INLINE void weigh_rows(const float* weights, int64_t wide, const T* valu
 #if defined(SACCADE_PAIRS)
 // The same for two values, of which the second may be missing. wide counts weights.
 template <class T, int rows, int vectors>
-SACCADE_INLINE void weigh_rows(const bf16* weights, int64_t wide, const T* value, int64_t stride, int64_t last, bool alone,
+SACCADE_INLINE void weigh_rows(const bf16* weights, int64_t wide, const T* value, int64_t stride, int64_t last, int64_t, bool alone,
                                vf (*sum)[vectors][Rows<T>::parts]) {
     constexpr int step = Rows<T>::step;
     vu row[2][vectors][1] = {}, x[vectors][2];
@@ -289,7 +311,7 @@ SACCADE_INLINE void weigh_rows(const bf16* weights, int64_t wide, const T* value
 // out[r] += sum_j weights[r][j] value[j] for `vectors` steps.
 template <class T, int rows, int vectors, bool fetch>
 SACCADE_INLINE void weighted_tile(const typename Rows<T>::weight* weights, int64_t wide, const T* value, int64_t stride,
-                                  int64_t last, int64_t count, float* out, int64_t out_row, Ahead<T> ahead) {
+                                  int64_t last, int64_t behind, int64_t count, float* out, int64_t out_row, Ahead<T> ahead) {
     constexpr int parts = Rows<T>::parts, step = Rows<T>::step;
     vf sum[rows][vectors][parts];
 #pragma GCC unroll 4
@@ -306,9 +328,9 @@ SACCADE_INLINE void weighted_tile(const typename Rows<T>::weight* weights, int64
             for (int k = 0; k < at_once; k++)
 #pragma GCC unroll 8
                 for (int v = 0; v < vectors; v++) ahead.ask(j + k, v * step);
-        weigh_rows<T, rows, vectors>(weights + j, wide, value + j * stride, stride, last, false, sum);
+        weigh_rows<T, rows, vectors>(weights + j, wide, value + j * stride, stride, last, behind, false, sum);
     }
-    if (j < count) weigh_rows<T, rows, vectors>(weights + j, wide, value + j * stride, stride, last, true, sum);
+    if (j < count) weigh_rows<T, rows, vectors>(weights + j, wide, value + j * stride, stride, last, behind, true, sum);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
@@ -319,10 +341,10 @@ SACCADE_INLINE void weighted_tile(const typename Rows<T>::weight* weights, int64
 
 template <class T, int rows, int vectors, bool fetch>
 SACCADE_INLINE void weighted_last(int64_t left, const typename Rows<T>::weight* weights, int64_t wide, const T* value, int64_t stride,
-                                  int64_t last, int64_t count, float* out, int64_t out_row, Ahead<T> ahead) {
+                                  int64_t last, int64_t behind, int64_t count, float* out, int64_t out_row, Ahead<T> ahead) {
     if constexpr (vectors > 0) {
-        if (left == vectors) return weighted_tile<T, rows, vectors, fetch>(weights, wide, value, stride, last, count, out, out_row, ahead);
-        weighted_last<T, rows, vectors - 1, fetch>(left, weights, wide, value, stride, last, count, out, out_row, ahead);
+        if (left == vectors) return weighted_tile<T, rows, vectors, fetch>(weights, wide, value, stride, last, behind, count, out, out_row, ahead);
+        weighted_last<T, rows, vectors - 1, fetch>(left, weights, wide, value, stride, last, behind, count, out, out_row, ahead);
     }
 }
 
@@ -335,8 +357,8 @@ __attribute__((noinline)) void weighted_of(const Width& width, const typename Ro
     for (int64_t n = 0; n < width.steps; n += most) {
         const int64_t left = std::min<int64_t>(width.steps - n, most);
         const int64_t last = (n + left == width.steps ? width.last : (n + left - 1) * step) - n * step;
-        weighted_last<T, rows, most, fetch>(left, weights, wide, value + n * step, stride, last, count, out + n * step, width.padded(),
-                                            {ahead.rows + n * step, ahead.stride});
+        weighted_last<T, rows, most, fetch>(left, weights, wide, value + n * step, stride, last, width.width - n * step, count,
+                                            out + n * step, width.padded(), {ahead.rows + n * step, ahead.stride});
     }
 }
 

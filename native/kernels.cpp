@@ -15,6 +15,7 @@
 #include "linear_step.h"
 #include "peak.h"
 #include "pooled.h"
+#include "round_rows.h"
 #include "statistics.h"
 #include "step.h"
 #include "weight_tile.h"
@@ -32,6 +33,7 @@ constexpr Kernels table(const char* name) {
     kernels.name = name;
     kernels.forward = forward;
     kernels.decode = decode;
+    kernels.round_rows = round_rows;
     kernels.backward = backward;
     kernels.key_counts = key_counts;
     kernels.statistics = statistics;

@@ -22,6 +22,7 @@
 #include "sanitize_oracle.h"
 #include "sanitize_pooled.h"
 #include "sanitize_program.h"
+#include "sanitize_round_rows.h"
 #include "sanitize_statistics.h"
 #include "sanitize_weight_tile.h"
 
@@ -391,6 +392,25 @@ void check_sigmoid(Case& c, uint64_t seed) {
     check_program(c, seed, expected);
 }
 
+void check_int8_rows(uint64_t seed) {
+    Random random(seed);
+    Case c = draw_case(random);
+    const Problem& p = c.problem;
+    Judge judge(c, seed, "int8 rows");
+    const RoundedRows key(random, c.key), value(random, c.value);
+    if (!key.near || !value.near) judge.fault("a rounded row", 1, 0, 0);
+    if (p.length_q * p.group() > 16) return;
+    Tensor out(random, p.type, p.batch, p.heads, p.length_q, p.value_width);
+    std::vector<float> lse(p.batch * p.heads * p.length_q, float(kNan));
+    Forward call;
+    call.problem = p, call.int8_rows = true;
+    call.query = c.query.input(), call.key = key.input, call.value = value.input;
+    call.out = out.output(), call.lse = lse.data();
+    kernels().decode(call);
+    const Expected expected(c);
+    judge.tensor("out", out, expected.out), judge.lse(lse, expected.lse);
+}
+
 void check_linear(uint64_t seed) {
     Random random(seed);
     const LinearCase c(random);
@@ -437,6 +457,7 @@ void check(uint64_t seed) {
     if (set.decode && p.length_q * p.group() <= 16) check_forward(c, seed, expected, "decode", set.decode);
     if (set.forward && set.backward) check_backward(c, seed, expected), check_program(c, seed, expected);
     if (set.statistics) check_statistics(c, seed);
+    if (set.round_rows && set.decode) check_int8_rows(seed);
     if (set.pooled && p.batch && p.length_q && p.length_k) check_pooled(c, seed);
     if (set.weight_tile && p.batch && p.length_q && p.length_k) check_weight_tile(c, seed);
     if (set.few_rows) check_few_rows(c, seed);

@@ -399,6 +399,19 @@ SACCADE_INLINE vf load_as_float(const f16* p) {
 #endif
 }
 
+SACCADE_INLINE vf load_as_float(const int8_t* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    typedef int8_t vb __attribute__((vector_size(lanes)));
+    vb some;
+    memcpy(&some, p, lanes);
+    return __builtin_convertvector(some, vf);
+#endif
+}
+
 // The first `count` entries as float, 0 in the other lanes; nothing beyond them is read.
 template <class T> SACCADE_INLINE vf load_as_float(const T* p, int64_t count) {
     if (count >= lanes) return load_as_float(p);

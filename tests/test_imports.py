@@ -26,6 +26,7 @@ LAYERS = [
         "_evaluating",
         "_extras",
         "_garbage_collection",
+        "_int8_rows",
         "_lazy_names",
         "_machine",
         "_meta",

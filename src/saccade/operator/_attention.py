@@ -33,6 +33,7 @@ from ._biases import Bias
 from ._call import AttentionCall, CheckedCall
 from ._checks import make_call
 from ._dropout import Dropout
+from ._int8_rows import Int8Rows
 from ._masks import Mask
 from ._masks._data import dense, traced
 from ._scores._score import Score
@@ -51,8 +52,8 @@ BACKENDS: dict[str, Any] = {
 @named
 def attention(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | Int8Rows,
+    value: Tensor | Int8Rows,
     mask: Mask | Tensor | None = None,
     *,
     bias: Tensor | Bias | None = None,
@@ -74,8 +75,8 @@ def attention(
 
     Args:
         query: (B, Hq, Lq, D), any strides; float32, bfloat16, float16 or float64.
-        key: (B, Hkv, Lk, D), the same dtype and device.
-        value: (B, Hkv, Lk, Dv).
+        key: (B, Hkv, Lk, D), the same dtype and device; or `saccade.nn.Int8Rows`, what a cache in 8 bits holds.
+        value: (B, Hkv, Lk, Dv), likewise.
         mask: who sees whom, True = attend: a mask value (`Causal() & Window(64, 0)`), or a boolean tensor (Lq, Lk) or
             4-D broadcastable to (B, Hq, Lq, Lk). Additive scores go into `bias`.
         bias: added to the logits after scale and softcap: a tensor (Lq, Lk) or 4-D, `ALiBi` or `RelativeBias`; or a
@@ -116,6 +117,10 @@ def attention(
         if out is not None:
             return out
     options: dict[str, Any] = {"bias": bias, "scale": scale, "softcap": softcap, "sink": sink, "dropout": dropout}
+    if isinstance(key, Int8Rows) and isinstance(value, Int8Rows) and backend in ("auto", "native"):
+        out = _attend_rows(query, key, value, mask, options)
+        if out is not None:
+            return out
     if isinstance(bias, Score) and torch.compiler.is_compiling():
         return _run_apart(query, key, value, mask, backend=backend, **options)[0]
     return run(make_call(query, key, value, mask, **options), backend)[0]
@@ -139,6 +144,20 @@ def attention_with_lse(*args: Any, backend: str = "auto", **options: Any) -> tup
     if isinstance(options.get("bias"), Score) and torch.compiler.is_compiling():
         return _run_apart(*args, backend=backend, **options, needs_lse=True)
     return run(make_call(*args, **options, needs_lse=True), backend)
+
+
+def _attend_rows(query: Tensor, key: Int8Rows, value: Int8Rows, mask: Any, options: dict[str, Any]) -> Tensor | None:
+    """Attention to keys and values in 8 bits as they stand; None where they must become floats first."""
+    if _observers.THREAD.observers or not native.streams_rows(query, key, value):
+        return None
+    bias, scale, softcap, sink, dropout = options.values()
+    if bias is None and softcap is None and sink is None and type(dropout) is float and not dropout:
+        out = native.fast_rows(query, key, value, mask, scale)
+        if out is not None:
+            return out
+    nothing = query.new_empty(())
+    keys, values = nothing.expand(key.shape), nothing.expand(value.shape)  # what a check reads
+    return native.attend_rows(make_call(query, keys, values, mask, **options), key, value)
 
 
 @uncompiled("a Score is a function that Saccade traces itself: torch.compile breaks its graph at this call")

@@ -13,6 +13,7 @@ from torch import Tensor
 from ._biases import Bias, as_bias
 from ._call import CheckedCall
 from ._dropout import Dropout, as_dropout
+from ._int8_rows import Int8Rows, as_floats
 from ._masks import Mask, as_mask
 from ._masks._data import dense, plain
 from ._scores._binding import bind
@@ -26,8 +27,8 @@ _LAYOUT = {"query": "(B, Hq, Lq, D)", "key": "(B, Hkv, Lk, D)", "value": "(B, Hk
 
 def make_call(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | Int8Rows,
+    value: Tensor | Int8Rows,
     mask: Mask | Tensor | None = None,
     *,
     bias: Tensor | Bias | None = None,
@@ -63,8 +64,11 @@ def make_call(
     )
 
 
-def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """query, key and value as autocast casts them; TypeError or ValueError unless dtypes, devices and shapes fit."""
+def check_inputs(query: Tensor, key: Tensor | Int8Rows, value: Tensor | Int8Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """query, key and value as autocast casts them, 8 bits as floats; TypeError or ValueError unless dtypes, devices and
+    shapes fit."""
+    if isinstance(query, Tensor):
+        key, value = as_floats(key, query.dtype), as_floats(value, query.dtype)
     _check_tensors(query, key, value)
     query, key, value = _autocast(query, key, value)
     _check_dtypes(query, key, value)

@@ -154,7 +154,7 @@ class Decoding:
         """(Hq, T, Dv): the parallel forward of one item alone over all its tokens."""
         query, key, value = (torch.stack(x, 1) for x in zip(*self.tokens[item], strict=True))
         place = torch.arange(query.shape[1])
-        query, key = turned(query, place), turned(key, place)
+        query, key, value = turned(query, place), self.kept(turned(key, place)), self.kept(value)
         key, value = (x.repeat_interleave(HQ // HKV, 0) for x in (key, value))
         p, j = place[:, None], place[None]
         logits = query @ key.mT / D**0.5
@@ -163,6 +163,10 @@ class Decoding:
         seen = self.case.shows(item, p, j) & own_shows(self.cache, p, j)
         weights = logits.masked_fill(~seen, float("-inf")).softmax(-1)
         return weights.nan_to_num(0.0) @ value  # rows that see nothing are 0
+
+    def kept(self, x: Tensor) -> Tensor:
+        """A key or value as the cache keeps it."""
+        return x
 
     def step(self, counts: list[int], rows: int | None = None, side: str = "right") -> None:
         """Add `counts[b]` new tokens to item b, in `rows` rows padded on a side with NaN."""

@@ -16,6 +16,7 @@ from .cache import (
     CachedInputs as CachedInputs,
     ContextLayer as ContextLayer,
     GrowingLayer as GrowingLayer,
+    Int8Rows as Int8Rows,
     KVCache,
     LayerCache,
     RecurrentLayer as RecurrentLayer,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .._attention import attention
 from .._biases import Bias, as_bias
 from .._call import ObservedCall
+from .._int8_rows import as_floats
 from .._masks import Mask, Padding, as_mask
 from .._scores._score import Score
 from .._unknown_arguments import advised
@@ -224,12 +225,17 @@ class MultiHeadAttention(nn.Module):
             seen = CachedInputs(key, value, mask, bias)
         if self.heads_left is not None:
             seen = seen._replace(bias=_of_heads(seen.bias, self.heads_left))
+        if self.mechanism is not None or observe is not None or return_weights:
+            seen = seen.in_floats(query.dtype)
         out = self._attend(query, seen, x, place, cache)
         if observe is None and not return_weights:
             return self._projected_out(out, x)
         observation = Observation(
             query,
-            *seen,
+            as_floats(seen.key, query.dtype),
+            as_floats(seen.value, query.dtype),
+            seen.mask,
+            seen.bias,
             self.config.scale,
             self.config.softcap,
             self.sink,
@@ -325,7 +331,8 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"bias: not with {name!r} and a cache of items of unequal length, which moves the rows")
         if "tokens" in options:
             options["tokens"] = place.rows_at_the_end(tokens[:, None])[:, 0]
-        query, key, value, mask = place.at_the_end(query, cached.key, cached.value)
+        key, value = (as_floats(rows, query.dtype) for rows in cached[:2])
+        query, key, value, mask = place.at_the_end(query, key, value)
         return place.back(self.mechanism(query, key, value, mask, **options))
 
     def _within(

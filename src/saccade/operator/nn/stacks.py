@@ -331,16 +331,19 @@ class Decoder(Stack):
         if cache is not None:
             refuse_rows(checked)
 
-    def cache(self) -> KVCache:
+    def cache(self, dtype: str | None = None) -> KVCache:
         """An empty cache: for each layer's attention, keys and values that grow, or a state of fixed size.
 
         Others are made by `KVCache.static` and `KVCache.window`.
 
+        Args:
+            dtype: "int8" keeps keys and values in 8 bits, as in `KVCache`.
+
         Raises:
-            ValueError: the mechanism has no way to decode token by token.
+            ValueError: the mechanism has no way to decode token by token; `dtype="int8"` with a state.
         """
         blocks = (block for block in self.blocks if isinstance(block, DecoderBlock))
-        return KVCache([block.attention.cache() for block in blocks])
+        return KVCache([block.attention.cache() for block in blocks], dtype)
 
 
 @contextlib.contextmanager

@@ -121,9 +121,9 @@ class Transformer(nn.Module):
         self.encoder.reset_parameters()
         self.decoder.reset_parameters()
 
-    def cache(self) -> KVCache:
-        """An empty cache for `decode`."""
-        return self.decoder.cache()
+    def cache(self, dtype: str | None = None) -> KVCache:
+        """An empty cache for `decode`; `dtype` as in `Decoder.cache`."""
+        return self.decoder.cache(dtype)
 
 
 def across_padding(source: Padding | None, target: Padding | None, memory: Tensor) -> Mask | None:

@@ -91,8 +91,8 @@ class LanguageModel(GeneratingModel):
         """The start token, which also ends generated texts."""
         return (self.tokenizer.start,)
 
-    def cache(self) -> KVCache:
-        return self.model.cache()
+    def cache(self, dtype: str | None = None) -> KVCache:
+        return self.model.cache(dtype)
 
     def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:
         return self.model.next_logits(ids, attention_mask, cache)

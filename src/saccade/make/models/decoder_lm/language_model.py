@@ -86,9 +86,9 @@ class DecoderLM(nn.Module):
         x = self.decoder(x, padding=padding, cache=cache, observe=observe, hidden_states=hidden_states)
         return F.linear(x, self.embedding.weight)
 
-    def cache(self) -> KVCache:
-        """An empty cache for this model."""
-        return self.decoder.cache()
+    def cache(self, dtype: str | None = None) -> KVCache:
+        """An empty cache for this model; `dtype` as in `Decoder.cache`."""
+        return self.decoder.cache(dtype)
 
     def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:
         """Logits (B, V) of the token after the last column. `ids (B, L)` continue the tokens in the cache.

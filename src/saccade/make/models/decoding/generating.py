@@ -37,8 +37,8 @@ class GeneratingModel(Model):
     longest: int | None
 
     @abstractmethod
-    def cache(self) -> KVCache:
-        """An empty cache that keeps all tokens."""
+    def cache(self, dtype: str | None = None) -> KVCache:
+        """An empty cache that keeps all tokens; "int8" keeps their keys and values in 8 bits."""
 
     @abstractmethod
     def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:

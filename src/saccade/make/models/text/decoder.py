@@ -51,9 +51,9 @@ class TextDecoder(GeneratingModel):
     def vocabulary(self) -> int:
         return self.tokens.num_embeddings
 
-    def cache(self) -> KVCache:
-        """An empty cache that keeps all tokens."""
-        return self.decoder.cache()
+    def cache(self, dtype: str | None = None) -> KVCache:
+        """An empty cache that keeps all tokens; `dtype` as in `Decoder.cache`."""
+        return self.decoder.cache(dtype)
 
     def next_logits(self, ids: Tensor, attention_mask: Tensor | None, cache: KVCache) -> Tensor:
         logits = self(ids, attention_mask, cache=cache, logits_to_keep=1).logits

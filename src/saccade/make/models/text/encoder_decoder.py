@@ -74,9 +74,10 @@ class EncoderDecoder(Model):
         """The tokenizer of the folder, from tokenizer.json or SentencePiece files; both have the same methods."""
         return super().tokenizer if self.folder is None else open_either(self.folder, self.longest)
 
-    def cache(self) -> KVCache:
-        """An empty cache for decoding. Keys and values of the source are computed once."""
-        return self.decoder.cache()
+    def cache(self, dtype: str | None = None) -> KVCache:
+        """An empty cache for decoding; `dtype` as in `Decoder.cache`. Keys and values of the source are computed once,
+        and stay floats."""
+        return self.decoder.cache(dtype)
 
     def encode(
         self,

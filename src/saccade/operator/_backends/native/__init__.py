@@ -5,6 +5,18 @@ tensors; `_operator.py` is the same call for compilers; `_statistics.py` asks fo
 call, the tile walk and `chunked`, which has the derivatives that the kernels lack.
 """
 
+from ._int8_rows import attend_rows, fast_rows, rounded_rows, streams_rows
 from ._run import attend, costs, fast_forward, lowered, refuses, run
 
-__all__ = ["attend", "costs", "fast_forward", "lowered", "refuses", "run"]
+__all__ = [
+    "attend",
+    "attend_rows",
+    "costs",
+    "fast_forward",
+    "fast_rows",
+    "lowered",
+    "refuses",
+    "rounded_rows",
+    "run",
+    "streams_rows",
+]

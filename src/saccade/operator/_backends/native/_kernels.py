@@ -73,6 +73,16 @@ def forward(
     return out, lse
 
 
+def decode_int8(
+    settings: KernelSettings, call: CheckedCall, key: Tensor, value: Tensor, parameter: Tensor | None
+) -> Tensor:
+    """The output of a call with few rows, whose keys and values are the data of `Int8Rows`."""
+    query, bias, sink = readable(call.query), _Scores.of(settings, call.query, call.key, parameter), _float(call.sink)
+    out, shared = output_for(query, call.value.shape[3]), _shared(settings, query, call.key, call.value, bias, sink)
+    module.decode_int8(shared, _at(query), _at(key), _at(value), _at(out))
+    return out
+
+
 def backward(
     settings: KernelSettings,
     given: Tensors,

@@ -21,6 +21,7 @@ from torch.nn import Parameter
 from ..._biases import RelativeScores, TensorBias
 from ..._call import CheckedCall, add_sink, sink_lse
 from ..._costs import BY_CHUNKED, Costs, lse_bytes, output_bytes, share_of_tiles
+from ..._int8_rows import Int8Rows
 from ..._masks import Causal, Mask
 from ..._scores._program import ProgramBias
 from ..._tiles import TileProblem
@@ -176,7 +177,7 @@ def _causal(rows: int, keys: int) -> Any:
     return native_mask(Causal(), rows, keys)
 
 
-def lowered(mask: Mask | None, query: Tensor, key: Tensor) -> Any:
+def lowered(mask: Mask | None, query: Tensor, key: Tensor | Int8Rows) -> Any:
     """The mask in the kernels' form; None if there is no mask."""
     rows, keys = query.shape[2], key.shape[2]
     return None if mask is None else _causal(rows, keys) if type(mask) is Causal else native_mask(mask, rows, keys)

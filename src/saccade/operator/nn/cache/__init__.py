@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..._int8_rows import Int8Rows
 from .block_sums import BlockSumsLayer
 from .context import ContextLayer
 from .growing import GrowingLayer
@@ -17,6 +18,7 @@ __all__ = [
     "CachedInputs",
     "ContextLayer",
     "GrowingLayer",
+    "Int8Rows",
     "KVCache",
     "LayerCache",
     "RecurrentLayer",

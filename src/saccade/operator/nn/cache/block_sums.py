@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..._int8_rows import Int8Rows
 from .growing import GrowingLayer
 
 
@@ -42,6 +43,7 @@ class BlockSumsLayer(GrowingLayer):
         lengths = self.lengths()
         longest, first = int(lengths.max()), self._whole * self.block
         key = self._key[:, :, first:longest].detach()
+        key = Int8Rows(key).floats(torch.float32) if self._rounds else key
         if lengths.size > 1:
             behind = torch.from_numpy(np.arange(first, longest) >= lengths[:, None]).to(key.device)
             key = key.masked_fill(behind[:, None, :, None], 0.0)

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._backends import native
 from ..._biases import Bias
+from ..._int8_rows import SCALE_BYTES, Int8Rows, as_floats
 from ..._masks import Mask, Padding
 from ...positions import Offset
 from .fitting import LastAnswers
@@ -25,8 +27,8 @@ class CachedInputs(NamedTuple):
     """The tensors that an attention call reads after its new tokens joined the cache; `LayerCache.append` returns it.
 
     Attributes:
-        key: (B, Hkv, S, D).
-        value: (B, Hkv, S, Dv).
+        key: (B, Hkv, S, D); `Int8Rows` where the cache keeps 8 bits.
+        value: (B, Hkv, S, Dv), likewise.
         mask: who sees whom, fitted to these keys; None shows everything.
         bias: added to the logits, fitted to these keys; None adds nothing.
 
@@ -40,10 +42,14 @@ class CachedInputs(NamedTuple):
         (torch.Size([1, 2, 4, 8]), Causal())
     """
 
-    key: Tensor
-    value: Tensor
+    key: Tensor | Int8Rows
+    value: Tensor | Int8Rows
     mask: Mask | None
     bias: Tensor | Bias | None
+
+    def in_floats(self, dtype: torch.dtype) -> CachedInputs:
+        """The same with tensors as key and value; `dtype` is that of what was rounded to 8 bits."""
+        return self._replace(key=as_floats(self.key, dtype), value=as_floats(self.value, dtype))
 
 
 class NewTokens(NamedTuple):
@@ -75,6 +81,8 @@ class LayerCache(ABC):
         >>> cache.length
         tensor([5, 3])
     """
+
+    _rounds = False  # whether keys and values are kept in 8 bits, as `Int8Rows.data`
 
     def __init__(self) -> None:
         self._key: Tensor | None = None  # (B, Hkv, S, D)
@@ -109,7 +117,44 @@ class LayerCache(ABC):
                 any layer but a `GrowingLayer`; no room in a `StaticLayer`; in a `StreamingLayer` a bias given as a
                 tensor, which depends on absolute positions. Nothing is added then.
         """
-        return self._append(NewTokens(key, value, mask, bias, padding))
+        seen = self._append(self._kept_as(NewTokens(key, value, mask, bias, padding)))
+        return self._rows_of(seen) if self._rounds else seen
+
+    def round_to(self, dtype: str) -> None:
+        """Keep keys and values in 8 bits from now on; `KVCache(layers, dtype="int8")` calls it.
+
+        Raises:
+            ValueError: another dtype, or a cache that has tokens already.
+        """
+        self._check_dtype(dtype)
+        self.reset()
+        self._rounds = True
+
+    def _check_dtype(self, dtype: str) -> None:
+        """The errors of `round_to`."""
+        if dtype != "int8":
+            raise ValueError(f"dtype: expected 'int8', or None for that of the keys, got {dtype!r}")
+        if self.lengths().any():
+            raise ValueError(f"dtype: this {type(self).__name__} has tokens already; reset() it first")
+
+    def _kept_as(self, new: NewTokens) -> NewTokens:
+        """New tokens with keys and values as this cache keeps them."""
+        if not self._rounds:
+            return new
+        if not new.key.dim() == new.value.dim() == 4:
+            check_new(new.key, new.value, None, None)
+        if torch.is_grad_enabled() and (new.key.requires_grad or new.value.requires_grad):
+            raise ValueError(
+                "cache: keys and values in 8 bits keep no gradients; decode under torch.no_grad(), or train through a "
+                "GrowingLayer without dtype='int8'"
+            )
+        return new._replace(key=native.rounded_rows(new.key).data, value=native.rounded_rows(new.value).data)
+
+    @staticmethod
+    def _rows_of(read: CachedInputs) -> CachedInputs:
+        """The bytes of a cache in 8 bits as rows; keys that a `StreamingLayer` has turned are floats already."""
+        key, value = (Int8Rows(x) if isinstance(x, Tensor) and x.dtype == torch.int8 else x for x in read[:2])
+        return CachedInputs(key, value, read.mask, read.bias)
 
     @abstractmethod
     def _append(self, new: NewTokens) -> CachedInputs: ...
@@ -313,4 +358,5 @@ def fits(new: Tensor, held: Tensor) -> bool:
 
 def _described(tensor: Tensor) -> str:
     batch, heads, _, width = tensor.shape
+    width -= SCALE_BYTES if tensor.dtype == torch.int8 else 0
     return f"{(batch, heads, width)} in {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

@@ -23,6 +23,12 @@ class KVCache:
 
     Args:
         layers: a cache for each layer, of any kinds, each its own object.
+        dtype: "int8" keeps keys and values in 8 bits, `Int8Rows`, with half the memory of bfloat16; the layers must be
+            empty. For inference: keys or values that require a gradient raise an error. None keeps them as they are.
+
+    Raises:
+        TypeError: a layer of another type.
+        ValueError: one object twice, another dtype, `dtype="int8"` with tokens in a layer or with a `RecurrentLayer`.
 
     Example:
         >>> import torch, saccade
@@ -36,7 +42,7 @@ class KVCache:
         (7, Window(3, 0) | Global([0]))
     """
 
-    def __init__(self, layers: Sequence[LayerCache]):
+    def __init__(self, layers: Sequence[LayerCache], dtype: str | None = None):
         for number, layer in enumerate(layers):
             if not isinstance(layer, LayerCache):
                 raise TypeError(f"layers: number {number} must be a LayerCache, got {type(layer).__name__}")
@@ -47,26 +53,33 @@ class KVCache:
         shared = LastAnswers()
         for layer in self.layers:
             layer._latest = shared
+        if dtype is not None:
+            for layer in self.layers:  # all, before the first is changed
+                layer._check_dtype(dtype)
+            for layer in self.layers:
+                layer.round_to(dtype)
 
     @classmethod
-    def growing(cls, layers: int) -> KVCache:
+    def growing(cls, layers: int, *, dtype: str | None = None) -> KVCache:
         """A `GrowingLayer` for each of so many layers."""
-        return cls([GrowingLayer() for _ in range(layers)])
+        return cls([GrowingLayer() for _ in range(layers)], dtype)
 
     @classmethod
-    def static(cls, layers: int, capacity: int) -> KVCache:
+    def static(cls, layers: int, capacity: int, *, dtype: str | None = None) -> KVCache:
         """A `StaticLayer` for each."""
-        return cls([StaticLayer(capacity) for _ in range(layers)])
+        return cls([StaticLayer(capacity) for _ in range(layers)], dtype)
 
     @classmethod
-    def window(cls, layers: int, window: int, sinks: int = 0, slack: int = 0) -> KVCache:
+    def window(cls, layers: int, window: int, sinks: int = 0, slack: int = 0, *, dtype: str | None = None) -> KVCache:
         """A `WindowLayer` for each."""
-        return cls([WindowLayer(window, sinks, slack) for _ in range(layers)])
+        return cls([WindowLayer(window, sinks, slack) for _ in range(layers)], dtype)
 
     @classmethod
-    def streaming(cls, layers: int, window: int, sinks: int = 4, slack: int = 0) -> KVCache:
+    def streaming(
+        cls, layers: int, window: int, sinks: int = 4, slack: int = 0, *, dtype: str | None = None
+    ) -> KVCache:
         """A `StreamingLayer` for each."""
-        return cls([StreamingLayer(window, sinks, slack) for _ in range(layers)])
+        return cls([StreamingLayer(window, sinks, slack) for _ in range(layers)], dtype)
 
     def reach(self, rows: int) -> int:
         """One past the furthest position that any of `rows` more rows gets in any layer."""

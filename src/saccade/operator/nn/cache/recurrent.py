@@ -91,6 +91,10 @@ class RecurrentLayer(LayerCache):
             return state
         return type(state)(*(part.clone() for part in state))
 
+    def _check_dtype(self, dtype: str) -> None:
+        """ValueError: a state is a sum, whose rounding errors would add up."""
+        raise ValueError(f"dtype: a RecurrentLayer holds a state, which has no 8-bit form, got {dtype!r}")
+
     def _append(self, new: NewTokens) -> CachedInputs:
         raise TypeError("cache: a RecurrentLayer holds a state, not keys and values, so there is nothing to attend to")
 

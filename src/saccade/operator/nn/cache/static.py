@@ -112,10 +112,11 @@ class StaticLayer(LayerCache):
         if real is not None:  # padding goes into the slot that nobody sees, as zeros
             slot = torch.where(real, slot, self.capacity)
             shown = real[:, None, :, None]
-            lost, key, value = lost & shown, torch.where(shown, key, 0.0), torch.where(shown, value, 0.0)
+            lost, key, value = lost & shown, torch.where(shown, key, 0), torch.where(shown, value, 0)
         item = torch.arange(key.shape[0], device=key.device)[:, None]
         held_key[item, :, slot] = key.transpose(1, 2)
-        held_value[item, :, slot] = torch.where(lost, float("nan"), value).transpose(1, 2)
+        nothing = -1 if self._rounds else float("nan")  # a scale of four bytes -1 is NaN
+        held_value[item, :, slot] = torch.where(lost, nothing, value).transpose(1, 2)
         counts.copy_(after)
         return CachedInputs(held_key[:, :, : self.capacity], held_value[:, :, : self.capacity], fitted, bias)
 

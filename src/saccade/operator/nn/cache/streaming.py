@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..._biases import Bias, RelativeScores
+from ..._int8_rows import Int8Rows
 from ..._masks import Mask, Padding
 from ..._masks._intervals import Kind, Region
 from ..._scores._score import Score
@@ -76,7 +77,7 @@ class StreamingLayer(WindowLayer):
     def _append(self, new: NewTokens) -> CachedInputs:
         if checked_bias(new.bias) is None:
             return super()._append(new)
-        return self.turned(None, *new, lambda tensor, places: tensor)[1]
+        return self._turned(None, new, lambda tensor, places: tensor)[1]
 
     def turned(
         self,
@@ -102,7 +103,18 @@ class StreamingLayer(WindowLayer):
         Raises:
             ValueError: as in `append`.
         """
-        new = NewTokens(key, value, mask, bias, padding)
+        new = self._kept_as(NewTokens(key, value, mask, bias, padding))
+        if not self._rounds:
+            return self._turned(query, new, turn)
+
+        def read(tensor: Tensor, places: Offset) -> Tensor:
+            return turn(Int8Rows(tensor).floats(key.dtype) if tensor.dtype == torch.int8 else tensor, places)
+
+        query, seen = self._turned(query, new, read)
+        return query, self._rows_of(seen)
+
+    def _turned(self, query: Tensor | None, new: NewTokens, turn: Turn) -> tuple[Tensor, CachedInputs]:
+        key, value, mask, bias, padding = new
         refuse_gradients("StreamingLayer", key, value)
         refuse_placed(mask)
         known = checked_bias(bias)
@@ -116,6 +128,7 @@ class StreamingLayer(WindowLayer):
         if (after <= self.sinks + self.window).all() and (top <= self.sinks + self.ring).all():
             at = self.offset(arriving.rows, padding)
             seen = self._append_in_order(new, arriving, top)
+            assert isinstance(seen.key, Tensor)
             return key if query is None else turn(query, at), seen._replace(key=turn(seen.key, 0))
         whose = "stream", self._own, self.slack, mask, key.shape[0], key.device
         question = (*whose, before.tobytes(), *arriving.summary)
