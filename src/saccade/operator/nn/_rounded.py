@@ -162,7 +162,7 @@ class RoundedLinear(nn.Linear):
         return made
 
     def readable(self) -> Tensor | Int4Weight | Int8Weight:
-        """What a native step multiplies by."""
+        """The weight as a native step reads it."""
         if not rounds():
             return self.dense()
         weight = self.rounded()
