@@ -165,9 +165,11 @@ def test_layers_that_are_replaced_and_those_that_stay(form, wrong):
     model["again"], model["tied"].weight = model["large"], model["table"].weight
     model.eval()
     Rounding(model, form, keep=["kept.weight"]).round_all()
-    assert [name for name, part in model.items() if isinstance(part, RoundedLinear)] == ["large", "again"]
+    assert [name for name, part in model.items() if isinstance(part, RoundedLinear)] == ["large", "tied", "again"]
     assert model["again"] is model["large"]
     assert not model["large"].training
+    assert model["tied"].form == ("int8" if form == "int4" else form)
+    assert type(model["table"]) is nn.Embedding and model["table"].weight.is_floating_point()
     unfit = nn.Sequential(nn.Linear(256, 131))
     unfit[0].weight.data[3, 5] = wrong
     with pytest.raises(ValueError, match="^0.weight: holds NaN or infinities, which"):

@@ -27,6 +27,7 @@ from .held_weights import check_weights, dtype_beside, quantisation
 from .label_rows import label_axes, label_names, label_rows, reorder
 from .model import MECHANISM, Family, LoadReport, Model, Request
 from .pruned_heads import remove_saved
+from .text.decoder import TextDecoder
 from .transformers_loading import open_with_transformers
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -258,6 +259,8 @@ def _published(
     rounded = coarser(wanted, stored, model)
     rounding = None if weights is None else Rounding(model, weights, keep=(*axes, *wanted.new))
     fill(model, wanted, stored, rounding, std=float(settings.number("initializer_range", 0.02)))
+    if weights is not None and isinstance(model, TextDecoder):
+        model.round_output(weights)
     if request.rows:
         reorder(model.state_dict(), axes, request.rows)
     tied, left_out = (first for first, _ in wanted.tied), (f"{name}={x}" for name, x in settings.left_out.items())

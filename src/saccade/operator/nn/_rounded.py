@@ -211,10 +211,16 @@ def is_roundable(module: nn.Module) -> bool:
     return weight.numel() >= LARGE and weight.is_floating_point()
 
 
+def output_form(form: str) -> str:
+    """The form of a copy of an embedding for an output layer: in 4 bits rare tokens would lose too much."""
+    return "int8" if form == "int4" else form
+
+
 class Rounding:
     """Replaces the large linear layers of a model by layers that hold their weights in few bits, one after the other.
 
-    Layers whose weights other modules use too stay as they are.
+    Layers whose weights other modules use too stay as they are, except that an output layer gets a copy of its own of
+    the embedding that it is tied to: a step of decoding reads all of it, and of the embedding a row.
 
     Args:
         form: a name of `FORMS`.
@@ -222,13 +228,15 @@ class Rounding:
     """
 
     def __init__(self, model: nn.Module, form: str, keep: Collection[str] = ()):
-        owners = Counter(id(tensor) for module in model.modules() for tensor in module._parameters.values())
+        tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+        others = (module for module in model.modules() if not isinstance(module, nn.Embedding))
+        owners = Counter(id(tensor) for module in others for tensor in module._parameters.values())
         places: dict[Any, list[tuple[nn.Module, str]]] = {}
         for parent in model.modules():
             for name, module in parent._modules.items():
                 if module is not None and is_roundable(module) and owners[id(module.weight)] == 1:
                     places.setdefault(module, []).append((parent, name))
-        self._form = form
+        self._form, self._tables = form, tables
         named = ((f"{path}.weight", module) for path, module in model.named_modules() if module in places)
         self._left = {name: (module, places[module]) for name, module in named}
         for name in keep:
@@ -241,7 +249,8 @@ class Rounding:
         module, places = self._left.pop(name)
         weight = module.weight.detach()
         try:
-            layer = RoundedLinear(weight if isinstance(module, nn.Linear) else weight.t(), module.bias, self._form)
+            form = output_form(self._form) if id(module.weight) in self._tables else self._form
+            layer = RoundedLinear(weight if isinstance(module, nn.Linear) else weight.t(), module.bias, form)
         except ValueError:
             raise ValueError(f"{name}: holds NaN or infinities, which {self._form} cannot hold") from None
         for parent, own in places:

@@ -10,8 +10,9 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from ....operator._products import Product
+from ....operator._products import LARGE, Product
 from ....operator.nn import Decoder, KVCache
+from ....operator.nn._rounded import RoundedLinear, output_form
 from ....operator.nn.stacks import LayerObserver
 from ....operator.positions import Offset
 from ..decoding.generating import GeneratingModel
@@ -158,6 +159,11 @@ class TextDecoder(GeneratingModel):
                 f"input_ids: the padding of item {int(wrong.nonzero()[0])} is not pad_token_id, "
                 f"{self.settings.get('pad_token_id')}, from which a classifier finds the last token; pad with it"
             )
+
+    def round_output(self, form: str) -> None:
+        """Give a language model without a head of its own a copy of the token embedding in few bits as its head."""
+        if self.head is None and self.request.head == "causal-lm" and self.tokens.weight.numel() >= LARGE:
+            self.head = RoundedLinear(self.tokens.weight.detach(), None, output_form(form))
 
     def next_token_logits(self, x: Tensor) -> Tensor:
         """(..., E) to (..., V)."""
