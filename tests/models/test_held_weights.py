@@ -53,7 +53,7 @@ ROUND = {"bfloat16": Tensor.bfloat16, "int8": whole_numbers_of, "int4": lambda w
 
 
 def simulate(module, form):
-    """Round the weights of the large linear layers. One that an embedding has, too, is rounded if it gives the logits of
+    """Round the weights of the large linear layers. One that an embedding has, too, is rounded if it gives logits of
     a language model, in 8 bits instead of 4."""
     reads = type(module).__name__.endswith(("ForCausalLM", "LMHeadModel"))
     tied = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
