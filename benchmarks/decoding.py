@@ -6,6 +6,7 @@ numbers are medians. Tokens are not compared: with random weights and in few bit
 
     python -m pip install llama-cpp-python gguf ctranslate2    # llama.cpp builds for some minutes
 
+`llama.cpp = 1`: beside bfloat16 stands BF16, beside int8 Q8_0, beside int4 Q4_K_M.
 `GB/s` is what reading the weights of a step once takes to the time of it; the machine's own reading stands above.
 """
 
@@ -34,6 +35,8 @@ SHAPES = {
     | dict(num_key_value_heads=8, head_dim=64),
 }
 LLAMA_CPP = ("llama.cpp BF16", "llama.cpp Q8_0", "llama.cpp Q4_K_M")
+BESIDE = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_K_M"}  # of llama.cpp's types
+OURS = "model.gguf"
 SACCADE = ("Saccade float32", "Saccade bfloat16", "Saccade int8", "Saccade int4")
 OTHERS = ("accelerate() bfloat16", "transformers bfloat16", "CTranslate2 int8")
 Step = Callable[[Any], Any]
@@ -112,6 +115,7 @@ def quantised(file: Path, kind: str) -> Path:
     made = file.with_name(f"{file.stem}-{kind}.gguf")
     if not made.exists():
         settings = llama_cpp.llama_model_quantize_default_params()
+        settings.allow_requantize = True  # for the speed alone
         settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
         failed = llama_cpp.llama_model_quantize(str(file).encode(), str(made).encode(), settings)
         assert not failed
@@ -138,22 +142,23 @@ def timed(begin: Callable[[], Any], step: Step, new: int) -> tuple[float, float]
 def run_llama_cpp(file: Path, kind: str, length: int, new: int, threads: int) -> tuple[float, float, float]:
     import llama_cpp
 
-    file = file if kind == "BF16" else quantised(file, kind)
-    options = dict(n_threads=threads, n_threads_batch=threads, n_batch=512, flash_attn=True, verbose=False)
-    model = llama_cpp.Llama(str(file), n_ctx=length + new + 8, **options)
-    ids = prompt(length)[0].tolist()
+    file = file if file.name == OURS and kind == "BF16" else quantised(file, kind)
+    ids, found = prompt(length)[0].tolist(), []
+    for flash in (True, False):  # of the two the faster step
+        options = dict(n_threads=threads, n_threads_batch=threads, n_batch=512, flash_attn=flash, verbose=False)
+        model = llama_cpp.Llama(str(file), n_ctx=length + new + 8, **options)
 
-    def begin() -> int:
-        model.reset()
-        model.eval(ids)
-        return ids[0]
+        def begin(model: Any = model) -> int:
+            model.reset()
+            model.eval(ids)
+            return ids[0]
 
-    def step(token: int) -> int:
-        model.eval([token])
-        return int(np.argmax(model.scores[-1])) if len(model.scores) == 1 else token
+        def step(token: int, model: Any = model) -> int:
+            model.eval([token])
+            return token
 
-    begin()
-    return *timed(begin, step, new), file.stat().st_size
+        found.append(timed(begin, step, new))
+    return min(found)[0], min(seconds for _, seconds in found), file.stat().st_size
 
 
 def run_saccade(folder: Path, kind: str, length: int, new: int) -> tuple[float, float, float]:
@@ -162,11 +167,11 @@ def run_saccade(folder: Path, kind: str, length: int, new: int) -> tuple[float, 
     if kind in ("float32", "bfloat16"):
         model: Any = saccade.models.load(folder, dtype=getattr(torch, kind))
     else:
-        model = saccade.models.load(folder, dtype=torch.float32, weights=kind)
+        model = saccade.models.load(folder, dtype=torch.bfloat16, weights=kind)
     held = getattr(model, "module", model)
     ids, caches = prompt(length), []
     if held is not model:  # no family of its own: transformers' class
-        return run_transformers(folder, kind, length, new, accelerate=True)
+        return run_module(held, length, new, accelerate=True)
 
     def begin() -> Tensor:
         caches[:] = [model.cache()]
@@ -188,9 +193,15 @@ def run_saccade(folder: Path, kind: str, length: int, new: int) -> tuple[float, 
 def run_transformers(folder: Path, kind: str, length: int, new: int, accelerate: bool) -> tuple[float, float, float]:
     import transformers
 
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, kind)).eval()
+    return run_module(model, length, new, accelerate)
+
+
+def run_module(model: Any, length: int, new: int, accelerate: bool) -> tuple[float, float, float]:
+    import transformers
+
     import saccade
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, kind)).eval()
     ids, caches = prompt(length), []
 
     def begin() -> Tensor:
@@ -200,8 +211,8 @@ def run_transformers(folder: Path, kind: str, length: int, new: int, accelerate:
     def step(token: Tensor) -> Tensor:
         return model(token, past_key_values=caches[0], logits_to_keep=1).logits[:, -1:].argmax(-1)
 
-    read = sum(p.nbytes for p in model.parameters())
-    if not model.config.tie_word_embeddings:
+    read = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    if "weight" not in model.lm_head._parameters or not model.config.tie_word_embeddings:
         read -= model.get_input_embeddings().weight.nbytes
     with torch.no_grad(), saccade.accelerate(model) if accelerate else contextlib.nullcontext():
         begin()
@@ -257,12 +268,13 @@ def table(title: str, folder: Path, file: Path | None, names: list[str], options
                 del found[name]
             else:
                 found[name].append(tuple(json.loads(done.stdout.splitlines()[-1])))
-    best = max((1 / statistics.median(s for _, s, _ in found[name]) for name in found if name in LLAMA_CPP), default=0)
+    theirs = {name.split()[-1]: statistics.median(s for _, s, _ in runs) for name, runs in found.items()}
     print(f"\n### {title}, behind {options.context} tokens\n")
-    print("| | tokens/s | GB/s | prompt, tokens/s | of the fastest llama.cpp |\n|---|---|---|---|---|")
+    print("| | tokens/s | GB/s | prompt, tokens/s | llama.cpp = 1 |\n|---|---|---|---|---|")
     for name, runs in found.items():
         begin, step = (statistics.median(run[n] for run in runs) for n in (0, 1))
-        share = f"{1 / step / best:.2f}" if best else "-"
+        beside = theirs.get(BESIDE.get(name.split()[-1], ""))
+        share = f"{beside / step:.2f}" if beside else "-"
         print(f"| {name} | {1 / step:.1f} | {runs[0][2] / step / 1e9:.1f} | {options.context / begin:.0f} | {share} |")
 
 
@@ -293,11 +305,11 @@ def main() -> None:
         return
     for shape in options.shapes:
         folder = options.work / shape
-        if not (folder / "model.gguf").exists():
+        if not (folder / OURS).exists():
             folder.mkdir(parents=True, exist_ok=True)
             save(shape, folder)
-            save_gguf(folder, folder / "model.gguf")
-        table(f"Llama, {shape}", folder, folder / "model.gguf", names, options)
+            save_gguf(folder, folder / OURS)
+        table(f"Llama, {shape}", folder, folder / OURS, names, options)
 
 
 if __name__ == "__main__":

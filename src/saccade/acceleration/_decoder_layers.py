@@ -141,10 +141,11 @@ class DecoderLayer(PaddedLayer):
         return out
 
     def _is_same(self, x: Tensor, named: dict[str, Any]) -> bool | str:
-        """Whether both ways give the same for x and for random inputs, or what the modules raised."""
+        """Whether both ways give the same for x, and at first for random inputs; or what the modules raised."""
+        trials = _TRIALS if self.step_state == NOT_CALLED else 0
         generator = torch.Generator().manual_seed(0)
         size = x.float().square().mean().sqrt().clamp(1e-3, 1e3)
-        drawn = [(torch.randn(x.shape, generator=generator) * size).to(x.dtype) for _ in range(_TRIALS)]
+        drawn = [(torch.randn(x.shape, generator=generator) * size).to(x.dtype) for _ in range(trials)]
         with THREAD.held.uncounted(), same_random_numbers(), unrounded():
             try:
                 return all(self._same_step(sample, named) for sample in (*drawn, x))
@@ -177,8 +178,9 @@ def _copied(cache: Any) -> Any:
 
 
 def _norm(norm: Norm, module: Any) -> Norm:
-    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
-    return Norm(norm.kind, weight, bias, eps_of(module) or 0.0, norm.plus)
+    tensors = module._parameters
+    eps = module.eps if "eps" in module.__dict__ else eps_of(module)
+    return Norm(norm.kind, tensors.get("weight"), tensors.get("bias"), eps or 0.0, norm.plus)
 
 
 def _matrix(linear: Linear, x: Tensor, heads: int | None = None) -> Matrix:

@@ -156,8 +156,8 @@ class RoundedLinear(nn.Linear):
 
     def rounded(self) -> RoundedWeight:
         """The weight in few bits."""
-        tensors = (getattr(self, name) for name in self._names)
-        floats = (tensor.view(_FLOATS.get(tensor.dtype, tensor.dtype)) for tensor in tensors)
+        tensors: list[Any] = [self._buffers[name] for name in self._names]
+        floats = (tensor.view(_FLOATS[tensor.dtype]) if tensor.dtype in _FLOATS else tensor for tensor in tensors)
         made: RoundedWeight = self._make(*floats, self.out_features, self.in_features)
         return made
 
