@@ -60,7 +60,7 @@ def t5():
 # What is taken of two layers, by kind.
 FAMILIES = {
     "BERT": (bert, {"linear": 12, "linear and activation": 2, "linear, sum and norm": 4, "layer without padding": 2}),
-    "GPT-2": (gpt2, {"linear": 8, "feed-forward": 2, "layer without padding": 2}),
+    "GPT-2": (gpt2, {"linear": 8, "feed-forward": 2, "decoder layer": 2}),
     "Llama": (llama, {"linear": 10, "gated feed-forward": 2, "RMS norm": 5, "decoder layer": 2}),
     "T5": (t5, {"linear": 12, "feed-forward": 2, "RMS norm": 5}),  # its scores between tokens cannot be packed
     "a window": (lambda: llama("Mistral", sliding_window=5), {"linear": 10, "gated feed-forward": 2, "RMS norm": 5}),

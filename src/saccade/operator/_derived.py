@@ -74,8 +74,8 @@ class Snapshot:
 
         Args:
             rows: of the product that the tensor is read for. The more there are, the more lines are read.
-            one_band: of an eighth of a tall matrix's rows, at each call of others: a write to all rows or to columns is
-                noticed at once, and one to a few rows within eight calls.
+            one_band: of an eighth of a tall matrix's rows, at each call of others: a write to all of it is noticed at
+                once, and one to a few rows or columns within eight calls.
         """
         if not self.counts(tensor):
             return False
@@ -116,7 +116,7 @@ class Snapshot:
             digests: list[Any] = _kernels.module.digests(
                 self._memory.data_ptr() + begin * stride,
                 *(rows, row_bytes, stride, period),
-                *(first, count, torch.get_num_threads()),
+                *((first + begin) % period, count, torch.get_num_threads()),  # bands go on through the lines
             )
             return digests
         size = self._memory.element_size()

@@ -131,7 +131,7 @@ FAULTS = (
     Fault(
         "int8-edited",
         "src/saccade/operator/_products.py",
-        "return self.rounded.of((weight,), rows, lambda: int8_weight(weight)) or int8_weight(weight)",
+        "return self.rounded.of((weight,), rows, lambda: int8_weight(weight), one_band=few) or int8_weight(weight)",
         "return self.rounded.value or self.rounded.of((weight,), rows, lambda: int8_weight(weight))",
         ("tests/acceleration/test_int8.py",),
         "A weight that was written to is multiplied as it was.",

@@ -95,7 +95,7 @@ FAULTS = (
     ),
     Fault(
         "weights-parts",
-        "src/saccade/make/models/loading.py",
+        "src/saccade/make/models/checkpoints/filling.py",
         "held.narrow(0, start, len(tensor))",
         "held.narrow(0, 0, len(tensor))",
         ("tests/models/test_loading.py",),

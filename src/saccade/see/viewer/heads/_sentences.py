@@ -9,6 +9,7 @@ from ...attribution import Head, HeadImportance, HeadValues, Patching
 from ...attribution._heads import by_sign
 
 NOTHING = 0.1  # share of the largest effect below which a head has hardly any
+_ROUNDING = 1e-5  # of the way: the last bits of a token's products depend on how many tokens there are
 NAMED = 5  # heads named as most and as least important
 
 
@@ -119,7 +120,7 @@ def _removals(importance: HeadImportance) -> list[str]:
 
 def patching_sentences(patching: Patching) -> list[str]:
     """Heads that restore the metric, heads that move it the other way, and the agreement of both estimates."""
-    restoring, opposing = by_sign(patching.ranked())
+    restoring, opposing = by_sign([(head, effect) for head, effect in patching.ranked() if abs(effect) > _ROUNDING])
     if not restoring and not opposing:
         return [
             "No head changes the metric: its patched output is the same in both runs, or does not affect the metric."
