@@ -101,6 +101,29 @@ def test_what_computes_otherwise_is_not_believed():
         assert not run.backends["native"]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_first_token_without_a_prompt_and_padding_in_inference_mode(mode):
+    model = model_of("Llama")
+    ids, real = torch.randint(1, 211, (2, 8), generator=torch.Generator().manual_seed(1)), torch.ones(2, 8).long()
+    real[1, :3] = 0
+
+    def run():
+        alone, padded = transformers.DynamicCache(), transformers.DynamicCache()  # whose layers come with their tokens
+        out = [model(ids[:, n : n + 1], past_key_values=alone).logits for n in range(8)]
+        out += [model(ids[:, :5], attention_mask=real[:, :5], past_key_values=padded).logits[:, -1:]]
+        out += [
+            model(ids[:, n : n + 1], attention_mask=real[:, : n + 1], past_key_values=padded).logits
+            for n in range(5, 8)
+        ]
+        return torch.cat(out, 1)
+
+    with mode():
+        want = run()
+        with saccade.accelerate(model) as accelerated:
+            close(run(), want)
+        assert accelerated.backends["native"] >= 2 * (6 + 3)
+
+
 def test_proofs_that_are_repeated_leave_the_cache_as_it_is(monkeypatch):
     monkeypatch.setattr(_decoder_layers, "next_proof", lambda: 1)
     model = model_of("Mistral", sliding_window=7)

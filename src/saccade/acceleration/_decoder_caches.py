@@ -34,7 +34,11 @@ class GrowingBuffers:
         sliding = kind.__name__ == "DynamicSlidingWindowLayer"
         if kind.__module__ != "transformers.cache_utils" or not (sliding or kind.__name__ == "DynamicLayer"):
             raise NotNative("a cache of another kind")
-        if not layer.is_initialized or layer.keys.dim() != 4 or (sliding and layer.record_past):
+        if (
+            not layer.is_initialized
+            or layer.keys.dim() != 4
+            or (sliding and (layer.record_past or layer.sliding_window < 2))
+        ):
             raise NotNative("a cache without tokens, or one that keeps what is behind its window")
         known = self._held.get(layer)
         if known is not None and known.keys is layer.keys and known.values is layer.values and known.stop < known.size:
@@ -82,7 +86,7 @@ class SharedMask:
     """The first key that each item sees, by the mask that all layers of a step are given."""
 
     def __init__(self) -> None:
-        self._known: tuple[Tensor, int, Tensor] | None = None
+        self._known: tuple[Tensor, int | None, Tensor] | None = None
 
     def first(self, mask: Tensor, items: int, keys: int) -> Tensor:
         """int64 (R,).
@@ -90,8 +94,8 @@ class SharedMask:
         Raises:
             NotNative: if the mask shows anything but a last run of the keys.
         """
-        known = self._known
-        if known is None or known[0] is not mask or known[1] != mask._version:
+        known, version = self._known, None if mask.is_inference() else mask._version  # of such, writes are not counted
+        if known is None or known[0] is not mask or version is None or known[1] != version:
             if mask.dtype is not torch.bool or mask.dim() != 4 or mask.shape[1:3] != (1, 1):
                 raise NotNative("a mask of another form")
             seen = mask[:, 0, 0]
@@ -99,7 +103,7 @@ class SharedMask:
             whole = seen == (torch.arange(seen.shape[1]) >= first[:, None])
             if not bool(whole.all()) or not bool(seen[:, -1].all()):
                 raise NotNative("a mask that hides more than first keys")
-            self._known = known = mask, mask._version, first.expand(items).contiguous()
+            self._known = known = mask, version, first.expand(items).contiguous()
         if mask.shape[3] != keys or len(known[2]) != items:
             raise NotNative("a mask of other keys")
         return known[2]

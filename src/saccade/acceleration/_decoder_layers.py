@@ -26,6 +26,7 @@ from ._proof import next_proof, same, tells
 from ._thread import THREAD, counted
 
 _FREE = "position_ids", "cache_position", "use_cache"  # arguments that a layer does not compute with
+_HEAD = "head_dim", "head_size"  # of most, and of those with projections by head
 _CACHES = "past_key_values", "layer_past"
 _TAKEN = {"hidden_states", "attention_mask", "position_embeddings", *_CACHES, *_FREE}
 _TRIALS = 3  # random inputs beside those of the call that is compared
@@ -84,13 +85,18 @@ class DecoderLayer(PaddedLayer):
         if any(value is not None and value is not False and name not in _TAKEN for name, value in named.items()):
             raise NotNative("other arguments")
         parts, attention = self._parts, cast(Any, self.module._modules[self._parts.form.attention])
-        if attention.config._attn_implementation != "sdpa" or getattr(attention, "attn_logit_softcapping", None):
+        place, scaling, head = (
+            getattr(attention, name, None) for name in ("layer_idx", "scaling", _HEAD[parts.form.by_head])
+        )
+        kind = getattr(getattr(attention, "config", None), "_attn_implementation", None)
+        if kind != "sdpa" or getattr(attention, "attn_logit_softcapping", None) or not (head and scaling):
             raise NotNative("attention of another implementation")
-        layer = named[self._cache].layers[attention.layer_idx]
+        if place is None or place >= len(named[self._cache].layers):
+            raise NotNative("a cache without tokens")
+        layer = named[self._cache].layers[place]
         buffer = self._buffers.room(layer)
         key_cache, value_cache = buffer.with_new()
         waves, mask = named.get("position_embeddings"), named.get("attention_mask")
-        head = int(attention.head_size if parts.form.by_head else attention.head_dim)
         output, up, down = (_matrix(linear, x) for linear in (parts.output, parts.up, parts.down))
         heads = output.shape[1] // head
         query, *others = (_matrix(linear, x, heads if parts.form.by_head else None) for linear in parts.projections)
@@ -111,7 +117,7 @@ class DecoderLayer(PaddedLayer):
             kv_heads=(others[0].shape[0] if others else (query.shape[0] - heads * head) // 2) // head,
             width=head,
             value_width=head,
-            scale=float(attention.scaling),
+            scale=float(scaling),
             key_cache=key_cache,
             value_cache=value_cache,
             activation=parts.activation,

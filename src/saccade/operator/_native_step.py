@@ -24,7 +24,6 @@ from ._products import FEW, compares, unfollowed
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _CALL = nn.Module.__call__
-_HOOKS = "_forward_hooks", "_forward_pre_hooks"
 _OF_ALL = torch.nn.modules.module
 
 
