@@ -46,7 +46,8 @@ struct StepRun {
         if (chance(random, 0.3)) layer.first = first.data();
         if (chance(random, 0.5)) layer.window = draw(random, 1, 40);
         layer.key_cache = cache(most, D), layer.value_cache = cache(most, Dv);
-        x.assign(numbers(call.items * E), held.back().data() + call.items * E);
+        numbers(call.items * E);
+        x = held.back();
         out.assign(call.items * E, float(kNan));
         call.layers = &layer, call.layer_count = 1, call.held = tokens.data(), call.x = x.data(), call.out = out.data();
         kernels().step(call);
