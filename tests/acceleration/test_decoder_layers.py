@@ -244,3 +244,20 @@ def test_whoever_watches_differentiates_or_asks_for_weights_gets_the_modules():
         steps.model.config._attn_implementation = "eager"
         steps.model(steps.ids[:, 10:11], past_key_values=steps.cache)
         assert run.backends["native"] == taken
+
+
+@torch.no_grad()
+def test_padding_is_left_out_of_layers_that_hold_few_bits():
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=211, hidden_size=192, num_hidden_layers=2, num_attention_heads=6, intermediate_size=250)
+    model = transformers.BertModel(transformers.BertConfig(**sizes), add_pooling_layer=False).eval()
+    Rounding(model, "int8").round_all()
+    ids, real = torch.randint(211, (3, 40)), torch.ones(3, 40).long()
+    real[1, 9:] = real[2, 20:] = 0
+    want = model(ids, attention_mask=real)[0][real.bool()]
+    with saccade.accelerate(model) as run:
+        model(ids, attention_mask=real)
+        got = model(ids, attention_mask=real)[0]
+        assert "2  layer without padding\n" in f"{run}\n"
+    assert not got[1, 9:].any()
+    assert torch.allclose(got[real.bool()], want, atol=want.abs().max().item() / 255)

@@ -55,8 +55,9 @@ def fused_layers(model: nn.Module, weights: str | None) -> list[FusedLayer]:
         if layer is not None:
             found.append(layer)
     _join(model, found, linears)
+    rounds = weights == "int8" or any(map(holds_rounded, model.modules()))
     for layer in found:
-        layer.rounds = weights == "int8"
+        layer.rounds = rounds
     return found
 
 

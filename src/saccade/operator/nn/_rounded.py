@@ -271,9 +271,12 @@ def described(model: nn.Module) -> str:
     full = sum(part.out_features * part.in_features * part._like.element_size() for part in layers)
     held = sum(buffer.nbytes for part in layers for buffer in part.buffers())
     whole = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    forms = Counter(part.form for part in layers)
+    form, _ = forms.most_common(1)[0]
+    rest = "".join(f" ({count} of them in {other})" for other, count in forms.items() if other != form)
     dtype = str(layers[0]._like.dtype).removeprefix("torch.")
     return (
-        f"\n{len(layers)} linear layers hold their weights in {layers[0].form}: {_mb(held)}, in {dtype} {_mb(full)}; "
+        f"\n{len(layers)} linear layers hold their weights in {form}{rest}: {_mb(held)}, in {dtype} {_mb(full)}; "
         f"{others} others stay {dtype}; the whole model has {_mb(whole)}"
     )
 
