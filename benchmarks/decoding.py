@@ -1,8 +1,9 @@
-"""Decoding one prompt beside llama.cpp, CTranslate2 and transformers: `python benchmarks/decoding.py`.
+"""Decoding beside llama.cpp, CTranslate2 and transformers: `python benchmarks/decoding.py`.
 
 Llamas with random weights, or a checkpoint of your own: `--model FOLDER`, of transformers' Llama or Gemma 3, and
 `--gguf FILE`, the same for llama.cpp. Each contender runs in a process of its own; the processes take turns, and
-numbers are medians. Tokens are not compared: with random weights and in few bits they differ.
+numbers are medians. Tokens are not compared: with random weights and in few bits they differ. `--prompts 8` decodes
+texts of unequal lengths at once, in Saccade and CTranslate2.
 
     python -m pip install llama-cpp-python gguf ctranslate2    # llama.cpp builds for some minutes
 
@@ -126,6 +127,11 @@ def prompt(length: int) -> Tensor:
     return torch.randint(3, 30_000, (1, length), generator=torch.Generator().manual_seed(0))
 
 
+def unequal(length: int, count: int) -> list[int]:
+    """Lengths of texts up to the longest."""
+    return [length * (n + 1) // count for n in range(count)]
+
+
 def timed(begin: Callable[[], Any], step: Step, new: int) -> tuple[float, float]:
     """Seconds of the prompt, and of one step."""
     start = time.perf_counter()
@@ -161,7 +167,7 @@ def run_llama_cpp(file: Path, kind: str, length: int, new: int, threads: int) ->
     return min(found)[0], min(seconds for _, seconds in found), file.stat().st_size
 
 
-def run_saccade(folder: Path, kind: str, length: int, new: int) -> tuple[float, float, float]:
+def run_saccade(folder: Path, kind: str, length: int, new: int, count: int) -> tuple[float, float, float]:
     import saccade
 
     if kind in ("float32", "bfloat16"):
@@ -219,7 +225,7 @@ def run_module(model: Any, length: int, new: int, accelerate: bool) -> tuple[flo
         return *timed(begin, step, new), float(read)
 
 
-def run_ctranslate2(folder: Path, length: int, new: int, threads: int) -> tuple[float, float, float]:
+def run_ctranslate2(folder: Path, length: int, new: int, threads: int, count: int) -> tuple[float, float, float]:
     import ctranslate2
 
     target = folder / "ctranslate2"
@@ -232,11 +238,12 @@ def run_ctranslate2(folder: Path, length: int, new: int, threads: int) -> tuple[
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
         ctranslate2.converters.TransformersConverter(str(folder)).convert(str(target), quantization="int8")
     generator = ctranslate2.Generator(str(target), intra_threads=threads)
-    words = [[str(n) for n in prompt(length)[0].tolist()]]
+    ids = [str(n) for n in prompt(length)[0].tolist()]
+    words = [ids[:some] for some in unequal(length, count)]
 
-    def seconds(count: int) -> float:
+    def seconds(tokens: int) -> float:
         start = time.perf_counter()
-        generator.generate_batch(words, max_length=count, min_length=count, include_prompt_in_result=False)
+        generator.generate_batch(words, max_length=tokens, min_length=tokens, include_prompt_in_result=False)
         return time.perf_counter() - start
 
     seconds(2)
@@ -244,15 +251,16 @@ def run_ctranslate2(folder: Path, length: int, new: int, threads: int) -> tuple[
     return short, (seconds(2 + new) - short) / new, sum(file.stat().st_size for file in target.glob("model.bin"))
 
 
-def run(name: str, folder: Path, file: Path, length: int, new: int, threads: int) -> tuple[float, float, float]:
+def run(name: str, options: argparse.Namespace) -> tuple[float, float, float]:
+    folder, length, new, threads = options.model, options.context, options.new, options.threads
     torch.set_num_threads(threads)
     kind = name.split()[-1]
     if name in LLAMA_CPP:
-        return run_llama_cpp(file, kind, length, new, threads)
+        return run_llama_cpp(options.gguf, kind, length, new, threads)
     if name in SACCADE:
-        return run_saccade(folder, kind, length, new)
+        return run_saccade(folder, kind, length, new, options.prompts)
     if name.startswith("CTranslate2"):
-        return run_ctranslate2(folder, length, new, threads)
+        return run_ctranslate2(folder, length, new, threads, options.prompts)
     return run_transformers(folder, kind, length, new, accelerate=name.startswith("accelerate"))
 
 
@@ -261,7 +269,8 @@ def table(title: str, folder: Path, file: Path | None, names: list[str], options
     for _ in range(options.runs):
         for name in list(found):
             call = [sys.executable, __file__, "--one", name, "--model", str(folder), "--gguf", str(file)]
-            call += ["--context", str(options.context), "--new", str(options.new), "--threads", str(options.threads)]
+            for option in ("context", "new", "threads", "prompts"):
+                call += [f"--{option}", str(getattr(options, option))]
             done = subprocess.run(call, capture_output=True, text=True)
             if done.returncode:
                 print(f"{name}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
@@ -269,13 +278,15 @@ def table(title: str, folder: Path, file: Path | None, names: list[str], options
             else:
                 found[name].append(tuple(json.loads(done.stdout.splitlines()[-1])))
     theirs = {name.split()[-1]: statistics.median(s for _, s, _ in runs) for name, runs in found.items()}
-    print(f"\n### {title}, behind {options.context} tokens\n")
+    texts, count = ("", 1) if options.prompts == 1 else (f", {options.prompts} texts", options.prompts)
+    print(f"\n### {title}, behind {options.context} tokens{texts}\n")
     print("| | tokens/s | GB/s | prompt, tokens/s | llama.cpp = 1 |\n|---|---|---|---|---|")
     for name, runs in found.items():
         begin, step = (statistics.median(run[n] for run in runs) for n in (0, 1))
         beside = theirs.get(BESIDE.get(name.split()[-1], ""))
         share = f"{beside / step:.2f}" if beside else "-"
-        print(f"| {name} | {1 / step:.1f} | {runs[0][2] / step / 1e9:.1f} | {options.context / begin:.0f} | {share} |")
+        tokens = sum(unequal(options.context, count))
+        print(f"| {name} | {count / step:.1f} | {runs[0][2] / step / 1e9:.1f} | {tokens / begin:.0f} | {share} |")
 
 
 def main() -> None:
@@ -285,6 +296,7 @@ def main() -> None:
     parser.add_argument("--gguf", type=Path, help="the same model for llama.cpp")
     parser.add_argument("--contenders", nargs="*", default=[*LLAMA_CPP, *SACCADE, *OTHERS])
     parser.add_argument("--context", type=int, default=64, help="tokens of the prompt")
+    parser.add_argument("--prompts", type=int, default=1, help="texts at once, of unequal lengths")
     parser.add_argument("--new", type=int, default=40, help="steps")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -292,12 +304,13 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(run(options.one, options.model, options.gguf, options.context, options.new, options.threads)))
+        print(json.dumps(run(options.one, options)))
         return
     names = [
         name
         for name in options.contenders
-        if importlib.util.find_spec("llama_cpp") or name not in LLAMA_CPP
+        if name not in LLAMA_CPP or (importlib.util.find_spec("llama_cpp") and options.prompts == 1)
+        if options.prompts == 1 or name.startswith(("Saccade", "CTranslate2"))
         if importlib.util.find_spec("ctranslate2") or not name.startswith("CTranslate2")
     ]
     if options.model is not None:

@@ -131,6 +131,7 @@ def test_interrupted_work_goes_on_to_equal_bytes(tmp_path, model, lines, capsys,
 
 def test_work_of_another_run_is_not_continued(tmp_path, model, lines, capsys, monkeypatch):
     monkeypatch.setattr(embedding, "CHUNK", 5)
+    monkeypatch.setattr("saccade.operator.nn._rounded.LARGE", 1)
     out = tmp_path / "out.npy"
     chunk = Embedder.chunk
 

@@ -10,11 +10,13 @@ import struct
 import sys
 import urllib.request
 
+import numpy as np
 import pytest
 import torch
 
 import saccade
 from saccade import cli
+from saccade.inspection import look, open_model
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, save
 from saccade.models.tokenizers.own import train_bpe
 from saccade.support._numbers import size
@@ -154,6 +156,15 @@ def test_two_texts_and_two_models_are_runs_side_by_side(run, folder, other):
 
 
 @pytest.mark.slow
+def test_a_model_beside_itself_in_few_bits(run):
+    """Two runs of the embedded model: the second attends nearly as the first, and not quite."""
+    _, _, _, (_, seen) = run(TEXT, "--weights", "int4", "--no-browser")
+    assert [each["model"] for each in seen["runs"]] == ["embedded", "embedded, int4"]
+    whole, few = (look(open_model(weights=form), TEXT).seen.weights for form in (None, "int4"))
+    assert 1e-4 < np.abs(whole - few).mean() < 0.02
+
+
+@pytest.mark.slow
 def test_generated_text_is_told_from_the_prompt(run, folder):
     _, _, _, (_, seen) = run("Once the hen", "--generate", 9, "--model", folder, "--no-browser")
     [side] = seen["runs"][0]["sides"]
@@ -256,6 +267,7 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ("--target", "x"): "target: it is for reading a text",
         ("--to", "3"): "--from and --to need a text",
         ("--context", "300"): "--context needs a text; a file of watch contains a finished call",
+        ("--weights", "int8"): "--weights needs a text; a file of watch contains a finished call",
         ("--budget", "1GiB"): "budget: it limits the memory for reading a text",
         ("--against", "The owl."): "--against The owl.: expected another file of watch",
         ("--head", "0.9"): r"head: 0\.9 does not exist; layer 0 has heads 0 to 1$",
@@ -281,6 +293,7 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ([TEXT, "--budget", "2KiB"], r"budget: this text needs about .* 2.00 KiB left; .*folder"),
         ([TEXT, "--folder", "nowhere"], "folder: nowhere is not a folder"),
         ([TEXT, "--folder", "."], "folder: only for queries and keys beyond a budget"),
+        ([TEXT, "--weights", "int3"], "weights: expected None or one of 'bfloat16', 'int8', 'int4', got 'int3'"),
         ([TEXT, "--context", "1"], "--context: expected a whole number of tokens, at least 2: "),
         ([TEXT, "--generate", "-1"], "--generate"),
         ([TEXT, "--port", "70000"], "--port"),

@@ -54,9 +54,16 @@ def test_an_empty_prompt_begins_a_text(write, capsys):
     assert capsys.readouterr().out.strip()
 
 
+def test_weights_of_few_bits_are_those_of_load(capsys):
+    assert cli.main(["generate", "the cat", "--tokens", "9", "--seed", "3", "--weights", "int4"]) == 0
+    wanted = "".join(generate(load(weights="int4"), "the cat", 9, Sampling(temperature=0.8, seed=3)))
+    assert capsys.readouterr().out == f"the cat{wanted}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["the", "--weights", "int3"], "weights: expected None or one of 'bfloat16', 'int8', 'int4', got 'int3'"),
         (["\n" * 22], "prompt: 23 tokens with the start token; the model's context of 23 must hold them and at least"),
         (["a", "--tokens", 0], "tokens: must be at least 1, got 0"),
         (["a", "--temperature", -1], "temperature: must be finite and not negative, got -1.0"),

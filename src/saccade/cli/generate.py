@@ -47,6 +47,14 @@ def generate(
     seed: Annotated[
         int | None, typer.Option(help="Seed of sampling: the same seed gives the same text.  [default: random]")
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What linear layers hold: bfloat16, int8 or int4; a token takes the time of reading them.  [default: "
+            "float32]",
+        ),
+    ] = None,
 ) -> None:
     """Continue PROMPT, token by token."""
     from ..make.models import Sampling, TransformersModel, generate as pieces, load
@@ -55,7 +63,7 @@ def generate(
     if tokens < 1:
         raise ValueError(f"tokens: must be at least 1, got {tokens}")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    opened = load(model)
+    opened = load(model, weights=weights)
     if not isinstance(opened, (GeneratingModel, TransformersModel)):
         raise ValueError(f"model: {model} is {opened.family.name}, which does not generate text; expected a decoder")
     sampling = replace(sampling, repetition_penalty=opened.repetition_penalty)

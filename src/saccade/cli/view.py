@@ -41,6 +41,11 @@ class ShownOptions:
         metavar="DIR_OR_HUB_ID",
         callback=existing_model(),
     )
+    weights: str | None = option(
+        None,
+        "Compare the model with itself where linear layers hold bfloat16, int8 or int4.",
+        metavar="NAME",
+    )
     against: str | None = option(
         None,
         "A second text, or a second file of `saccade.watch`, to compare with the first.",
@@ -233,7 +238,7 @@ def _session_of_input(arguments: list[str] | None, shown: ShownOptions, head: tu
     from ..see.viewer.server import open_session
 
     runs = shown.model or []
-    given = {name: getattr(shown, name) for name in ("against", "target", "context", "first", "last")}
+    given = {name: getattr(shown, name) for name in ("against", "target", "context", "weights", "first", "last")}
     for name, value in given.items():
         if value is not None:
             raise UserError(f"--{_NAMES.get(name, name)} needs a text, but {runs[0]} reads other inputs")
@@ -270,10 +275,16 @@ def _subjects(arguments: list[str] | None, shown: ShownOptions) -> list[Any]:
 def _models(subjects: list[Any], shown: ShownOptions) -> list[Any]:
     """Open the models, with enough context for the texts; [] if the subjects are files that `saccade.watch` saved."""
     if isinstance(subjects[0], Path):
+        if shown.weights is not None:
+            raise UserError("--weights needs a text; a file of watch contains a finished call")
         return list(shown.model or [])
     from ..see.inspection import open_model
 
     models = [open_model(model) for model in shown.model or (None,)]
+    if shown.weights is not None:
+        if len(models) > 1:
+            raise UserError("--weights compares one --model with itself")
+        models.append(open_model(shown.model[0] if shown.model else None, weights=shown.weights))
     if shown.context is not None:
         try:
             models = [model.with_context(shown.context) for model in models]
@@ -282,4 +293,4 @@ def _models(subjects: list[Any], shown: ShownOptions) -> list[Any]:
     for model in models:
         for text in subjects:
             check_length(model, text, shown.first or 1, "--context")
-    return models if shown.model or shown.context else []
+    return models if shown.model or shown.context or shown.weights else []

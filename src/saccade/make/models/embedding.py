@@ -5,7 +5,6 @@ Shape legend: N texts, T tokens of a row, E width of the model, D dimension of a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...acceleration import accelerate
 from ...operator.nn import packed_weights
 from .checkpoints.sentence_files import POOLINGS, SentenceFiles, apply_dense, read_sentence_files
 from .loading import load_body
@@ -32,7 +30,6 @@ from .transformers_model import TransformersModel
 TOKENS = 4096  # of a row, by default
 CHUNK = 4096  # texts that are sorted and packed together; more would only use more memory
 _MANY = 1000  # number of tokens that justifies packing weights
-_ROUNDING = threading.Lock()  # a model is in 8 bits for one thread at a time
 
 Progress = Callable[[int, int], None]
 
@@ -44,14 +41,12 @@ class Embedder:
     Args:
         model: an encoder of text, or another published model that reads text.
         files: the folder's settings of sentence vectors.
-        weights: of the linear layers, as in `saccade.accelerate`.
     """
 
     model: Model
     tokenizer: TextTokenizer | SentencePieceTokenizer
     files: SentenceFiles
     tokens_per_batch: int = TOKENS
-    weights: str | None = None
 
     @property
     def longest(self) -> int | None:
@@ -71,7 +66,7 @@ class Embedder:
         vectors: np.ndarray | None = None
         # Packing weights is worth its cost from some hundred tokens on.
         count = sum(map(len, ids))
-        with _ROUNDING if self.weights else nullcontext(), _reading(self.model), self._packed(count):
+        with _reading(self.model), self._packed(count):
             for batch in batches([len(row) for row in ids], self.tokens_per_batch):
                 rows = self._vectors([ids[n] for n in batch]).float().cpu().numpy()
                 if vectors is None:
@@ -84,11 +79,9 @@ class Embedder:
         return vectors
 
     def _packed(self, tokens: int) -> AbstractContextManager[Any]:
-        """A block in which products read packed weights, for many tokens, or rounded ones."""
+        """A block in which products read packed weights, for many tokens."""
         if isinstance(self.model, TransformersModel):
-            return self.model.accelerated(tokens, self.weights)
-        if self.weights is not None:
-            return accelerate(self.model, weights=self.weights)
+            return self.model.accelerated(tokens)
         return packed_weights(self.model) if tokens >= _MANY else nullcontext()
 
     def _vectors(self, ids: list[list[int]]) -> Tensor:
@@ -137,8 +130,7 @@ def embed(
             None: as in the files.
         normalize: whether to normalise vectors to length 1; None: as in the files.
         tokens_per_batch: maximum number of tokens in a row, unless a single text is longer.
-        weights: "int8" has linear layers of 2^15 weights and more multiply in 8 bits, as in `saccade.accelerate`. Each
-            call rounds them first, which takes as long as some 1,000 tokens. None: as they are.
+        weights: as in `load`, for an argument of `load`; a model that is open already has its weights.
         progress: `progress(done, total)`, called after every row with numbers of texts.
 
     Returns:
@@ -146,9 +138,9 @@ def embed(
 
     Raises:
         TypeError: not a list of texts, or not a text model.
-        ValueError: an empty list, unknown pooling or weights, an unsupported step in the files.
+        ValueError: an empty list, unknown pooling or weights, `weights` beside a model that is open already, an
+            unsupported step in the files.
         FileNotFoundError: no such model, or no tokenizer files.
-        RuntimeError: `weights` for a model that is accelerated already.
 
     Example:
         >>> import tempfile, transformers, saccade
@@ -192,10 +184,10 @@ def open_embedder(
         raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
     if isinstance(tokens_per_batch, bool) or not isinstance(tokens_per_batch, int) or tokens_per_batch < 1:
         raise ValueError(f"tokens_per_batch: expected an int above 0, got {tokens_per_batch!r}")
-    if weights not in (None, "int8"):
-        raise ValueError(f"weights: expected None or 'int8', got {weights!r}")
     if isinstance(model, (str, Path)):
-        model = load_body(model)
+        model = load_body(model, weights)
+    elif weights is not None:
+        raise ValueError(f"weights: the model is open already; load it with weights={weights!r}")
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a model from saccade.models.load, or its folder, got {type(model).__name__}")
     if not isinstance(model, (TextEncoder, TextDecoder, TransformersModel)):
@@ -205,7 +197,7 @@ def open_embedder(
         files = replace(files, pooling=(pooling,))
     if normalize is not None:
         files = replace(files, normalize=normalize)
-    return Embedder(model, model.tokenizer, files, tokens_per_batch, weights)
+    return Embedder(model, model.tokenizer, files, tokens_per_batch)
 
 
 def batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:

@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from ...operator.nn._rounded import RoundedLinear
 from ...support._plain_values import parsed_json
 from ...support._whole_file import whole_file
 from . import embedding
@@ -114,7 +115,8 @@ def _identity(texts: Iterable[str], embedder: Embedder) -> dict[str, Any]:
         digest.update(len(content).to_bytes(8, "little") + content)
     files, folder = embedder.files, embedder.model.folder
     sizes = embedder.longest, embedder.tokens_per_batch, embedding.CHUNK
-    options = [list(files.pooling), files.normalize, *sizes, embedder.weights]
+    forms = [part.form for part in embedder.model.modules() if isinstance(part, RoundedLinear)]
+    options = [list(files.pooling), files.normalize, *sizes, forms]
     return {
         "texts": digest.hexdigest(),
         "model": None if folder is None else _folder_digest(folder),

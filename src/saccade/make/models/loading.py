@@ -121,14 +121,14 @@ def _check_mechanism(mechanism: MechanismConfig | None) -> None:
         )
 
 
-def load_body(source: str | Path) -> Model:
-    """Load a model without its head; of T5 only the encoder. Errors as of `load`."""
+def load_body(source: str | Path, weights: str | None = None) -> Model:
+    """Load a model without its head; of T5 only the encoder. Argument and errors as of `load`."""
     if Path(source).suffix == SUFFIX:
-        return load(source, head="none")
+        return load(source, head="none", weights=weights)
     folder = folder_of(source)
     settings = _settings(folder)
     encoder = is_known(settings.get("model_type")) and "encoder" in _family(settings).heads
-    return load(folder, head="encoder" if encoder else "none")
+    return load(folder, head="encoder" if encoder else "none", weights=weights)
 
 
 def is_known(model_type: object) -> bool:

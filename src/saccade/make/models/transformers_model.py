@@ -236,17 +236,14 @@ class TransformersModel(Model):
         return f"{text}\n{ran}{described(self)}"
 
     @contextmanager
-    def accelerated(self, tokens: int = 0, weights: str | None = None) -> Iterator[None]:
-        """A block whose attention calls run on Saccade's kernels, and for many tokens or other weights also its layers,
-        as in `saccade.accelerate(model, weights=weights)`."""
+    def accelerated(self, tokens: int = 0) -> Iterator[None]:
+        """A block whose attention calls run on Saccade's kernels, and for many tokens also its layers, as in
+        `saccade.accelerate(model)`."""
         if torch.compiler.is_compiling():
             yield
             return
-        taken = is_accelerated(self.module)
-        if taken and weights is not None:
-            raise RuntimeError(f"weights: the model is accelerated already; {weights!r} needs a block of its own")
-        whole = weights is not None or (tokens >= _MANY and not torch.is_grad_enabled() and not taken)
-        run = accelerate(self.module, weights=weights) if whole else accelerate()
+        whole = tokens >= _MANY and not torch.is_grad_enabled() and not is_accelerated(self.module)
+        run = accelerate(self.module) if whole else accelerate()
         with run:
             yield
         self._ran = run.explain()

@@ -13,9 +13,9 @@ from ...make.models.checkpoints.kept_roles import KeptRoles
 from ...make.models.checkpoints.reading import read_json
 from ...make.models.checkpoints.transformers_reading import UnreadableCheckpoint, require_transformers
 from ...make.models.decoder_lm.checkpoint import CONFIG, TOKENIZER, WEIGHTS, load_own
-from ...make.models.loading import is_known
+from ...make.models.loading import is_known, load
 from ._models import SaccadeModel, TextModel
-from ._published import open_published
+from ._published import as_text_model, open_published
 
 FILES = "config.json, model.safetensors and tokenizer.json"
 FORMS = (
@@ -24,13 +24,16 @@ FORMS = (
 )
 
 
-def open_model(source: str | Path | None = None) -> TextModel:
+def open_model(source: str | Path | None = None, *, weights: str | None = None) -> TextModel:
     """Open a model to inspect: the one in the folder ``source``, or the one of this name on the Hugging Face hub.
 
     None opens the embedded model. A name is looked up on the hub only if it has the form ``org/name`` and is no local
     folder. A transformers folder has config.json, model.safetensors and tokenizer.json; a GGUF file is dequantised.
     BERT-like, GPT-like and Llama-like checkpoints work with the attention implementations eager, sdpa, flex_attention
     and saccade; sdpa replaces flash attention. For an encoder-decoder the encoder is used.
+
+    Args:
+        weights: what linear layers hold, as in `saccade.models.load`; the name says it.
 
     Raises:
         FileNotFoundError: no such folder, or a file missing from it.
@@ -44,6 +47,10 @@ def open_model(source: str | Path | None = None) -> TextModel:
         >>> model.name, model.layers, model.context
         ('embedded', 4, 256)
     """
+    if weights is not None:
+        few = as_text_model(load(source, weights=weights))
+        few.name = f"{'embedded' if source is None else source}, {weights}"
+        return few
     if source is None:
         return SaccadeModel(load_own())
     path = Path(source).expanduser()
