@@ -14,8 +14,8 @@
 #include "parallel.h"
 #include "sanitize_digest.h"
 #include "sanitize_few_rows.h"
+#include "sanitize_groups.h"
 #include "sanitize_heads.h"
-#include "sanitize_int4.h"
 #include "sanitize_int8.h"
 #include "sanitize_step.h"
 #include "sanitize_linear.h"
@@ -352,14 +352,14 @@ void check_step(const Case& c, uint64_t seed) {
     if (!same(run.out, alone.out)) judge.fault("differs by threads", 1, 0, 0);
 }
 
-void check_int4(const Case& c, uint64_t seed, bool quads) {
+void check_groups(const Case& c, uint64_t seed, bool quads) {
     const auto compute = [&](int threads) {
         Random random(seed);
-        return Int4Run(random, threads, quads);
+        return GroupRun(random, threads, quads);
     };
-    const Int4Run run = compute(c.problem.threads), alone = compute(1);
-    Judge judge(c, seed, quads ? "int4 by quads" : "int4");
-    check_int4_run(run, judge);
+    const GroupRun run = compute(c.problem.threads), alone = compute(1);
+    Judge judge(c, seed, quads ? "groups by quads" : "groups");
+    check_group_run(run, judge);
     if (!same(run.out, alone.out)) judge.fault("differs by threads", 1, 0, 0);
 }
 
@@ -464,8 +464,8 @@ void check(uint64_t seed) {
     if (set.int8_product) check_int8(c, seed, false);
     if (set.int8_product_quads && sums_quads()) check_int8(c, seed, true);
     if (set.step) check_step(c, seed);
-    if (set.int4_product) check_int4(c, seed, false);
-    if (set.int4_product_quads && sums_quads()) check_int4(c, seed, true);
+    if (set.group_product) check_groups(c, seed, false);
+    if (set.group_product_quads && sums_quads()) check_groups(c, seed, true);
     if (set.exp2) check_exp2(seed);
     check_digest(seed);
     if (set.linear_step && set.head_ranges) check_heads(seed);

@@ -41,11 +41,11 @@ NAMES = (
 )
 
 
-def tiny() -> transformers.Lfm2ForCausalLM:
+def tiny(hidden: int = 64, inner: int = 96) -> transformers.Lfm2ForCausalLM:
     config = transformers.Lfm2Config(
         vocab_size=261,
-        hidden_size=64,
-        intermediate_size=96,
+        hidden_size=hidden,
+        intermediate_size=inner,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
