@@ -56,7 +56,7 @@ struct GroupRun {
     }
 };
 
-template <class Judge> void check_group_run(const GroupRun& run, Judge& judge) {
+template <class Judge> void check_run(const GroupRun& run, Judge& judge) {
     const GroupProduct& call = run.call;
     for (int64_t r = 0; r < call.rows; r++)
         for (int64_t f = 0; f < call.features; f++) {

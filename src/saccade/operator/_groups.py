@@ -9,6 +9,7 @@ Shape legend: ... any axes, E width, F features, G groups of E, N numbers of the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,15 +49,20 @@ class GroupForm(NamedTuple):
     @property
     def code(self) -> int:
         """The same as a number, which `GroupForm` in native/call.h reads."""
-        flags = (self.dtype == torch.float16, self.steps, self.minima, self.zeros)
-        code = self.bits | self.group << 4 | (self.span.bit_length() - 1) << 10 | self.offset << 16
-        return code | sum(flag << 24 + n for n, flag in enumerate(flags))
+        return _code(self)
 
     def rows(self, width: int) -> tuple[int, ...]:
         """Rows of 64 half-precision numbers that a panel holds: scales, minima, steps, zeros."""
         groups = -(-width // self.group)
         units, pairs = -(-groups // self.span), -(-groups // 2)
         return units, units * self.minima, pairs * self.steps, pairs * self.zeros
+
+
+@functools.cache
+def _code(form: GroupForm) -> int:
+    flags = (form.dtype == torch.float16, form.steps, form.minima, form.zeros)
+    code = form.bits | form.group << 4 | (form.span.bit_length() - 1) << 10 | form.offset << 16
+    return code | sum(flag << 24 + n for n, flag in enumerate(flags))
 
 
 class GroupedWeight(NamedTuple):

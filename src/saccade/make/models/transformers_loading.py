@@ -125,7 +125,7 @@ def _opened(
         check_stored(module, folder if gguf is None else folder / gguf, dequantised)
     elif weights is not None:
         Rounding(module, weights, keep=(*axes, *read.initialised)).round_all()
-    if weights is not None:
+    if weights is not None and header is None and packed is None:
         for parameter in module.parameters():
             parameter.data = parameter.data.clone()  # the others' memory is the mapped file, which is freed so
     family = Family(kind.__name__, {}, {name: other.__name__ for name, other in heads.items()})

@@ -192,7 +192,7 @@ def _header(reader: _Reader) -> GgufHeader:
 
 
 def processor_of(header: GgufHeader, path: Path) -> Any:
-    """What rearranges the tensors of a file that transformers reads with the package gguf; None: it reads it itself."""
+    """The part of transformers that rearranges tensors of files read with the package gguf; otherwise None."""
     from transformers import modeling_gguf_pytorch_utils as legacy
 
     name = header.metadata["general.architecture"]
@@ -211,12 +211,12 @@ def model_names(module: nn.Module, header: GgufHeader, processor: Any) -> dict[s
             found = legacy.get_gguf_hf_weights_map(module, processor)
         return {own: source for source, own in found.items() if source in header.types}
     from transformers.core_model_loading import WeightConverter
-    from transformers.integrations.gguf import get_gguf_conversion_mapping
 
+    mapping: Any = importlib.import_module("transformers.integrations.gguf.utils").get_gguf_conversion_mapping
     names = {}
     for source in header.types:
         own, converted = source, False
-        for entry in get_gguf_conversion_mapping(header.metadata["general.architecture"], module.config):
+        for entry in mapping(header.metadata["general.architecture"], module.config):
             own, pattern = entry.rename_source_key(own)
             converted |= isinstance(entry, WeightConverter) and pattern is not None
         if not converted:

@@ -5,8 +5,11 @@ Shape legend: F features, E width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,12 +28,13 @@ class HeldLayer(NamedTuple):
 
     Attributes:
         form: its name in `explain`.
+        read: makes the weight.
         tied: whether an embedding has the same weight, which it keeps as floats.
     """
 
     source: str
     form: str
-    weight: GroupedWeight
+    read: Callable[[], GroupedWeight]
     tied: bool
 
 
@@ -50,8 +54,8 @@ def gguf_layers(module: nn.Module, header: GgufHeader, file: Path) -> dict[str, 
         except ValueError:
             continue
         kind = header.types[source]
-        weight = gguf_weight(file, header.places[source][0], kind, *shape, rows)
-        layers[name] = HeldLayer(source, kind, weight, rounding.table(name))
+        read = functools.partial(gguf_weight, file, header.places[source][0], kind, *shape, rows)
+        layers[name] = HeldLayer(source, kind, read, rounding.table(name))
     return layers
 
 
@@ -64,7 +68,8 @@ def packed_layers(module: nn.Module, packed: QuantisedWeights) -> dict[str, Held
         name = next((name for name in (source, prefix + source, source.removeprefix(prefix)) if name in shapes), None)
         weight = packed.held(source) if name and shapes[name] == packed.packed[source] else None
         if name is not None and weight is not None:
-            layers[name] = HeldLayer(source, packed.method.form, weight, rounding.table(name))
+            read = functools.partial(GroupedWeight, *weight)
+            layers[name] = HeldLayer(source, packed.method.form, read, rounding.table(name))
     return layers
 
 
@@ -86,41 +91,51 @@ def hold_pieces(rounding: Rounding, wanted: KeyPlan, packed: StoredWeights) -> K
     return wanted._replace(pieces=[piece for piece in wanted.pieces if piece.ours in places])
 
 
-def put_tied(module: nn.Module, layers: dict[str, HeldLayer], *, tied: bool) -> None:
+def put(module: nn.Module, layers: dict[str, HeldLayer], *, tied: bool) -> None:
     """Replace the layers of a module, those that are tied to an embedding or the others."""
     rounding = Rounding(module, "stored")
     for name in rounding.shapes().keys() & layers.keys():
         if layers[name].tied == tied:
-            layer: Any = rounding.hold(name, layers[name].weight, layers[name].form)
+            layer: Any = rounding.hold(name, layers[name].read(), layers[name].form)
             layer._is_hf_initialized = True  # transformers draws no weight for it
 
 
-@contextmanager
-def put_while_loading(layers: dict[str, HeldLayer]) -> Iterator[None]:
+def put_while_loading(layers: dict[str, HeldLayer]) -> AbstractContextManager[None]:
     """Leave the tensors of layers out of the files that transformers reads, and replace the layers before it makes
     floats for them. Those that are tied to an embedding follow after loading."""
-    from transformers import PreTrainedModel, modeling_gguf_pytorch_utils as legacy
-    from transformers.quantizers import quantizer_gguf
-
+    kind: Any = importlib.import_module("transformers").PreTrainedModel
     left_out = {layer.source for layer in layers.values() if not layer.tied}
-    finish: Any = PreTrainedModel._finalize_model_loading
-    load: Any = legacy.load_gguf_checkpoint
-    read: Any = quantizer_gguf.load_gguf_state_dict
 
     def finalised(model: Any, config: Any, info: Any) -> Any:
-        put_tied(model, layers, tied=False)
+        put(model, layers, tied=False)
         info.missing_keys -= {name for name, layer in layers.items() if not layer.tied}
         return finish(model, config, info)
 
-    def without(header: Any) -> dict[str, Any]:
-        return {name: tensor for name, tensor in read(header).items() if name not in left_out}
+    finish: Any = kind._finalize_model_loading
+    switches: list[tuple[Any, str, Any]] = [(kind, "_finalize_model_loading", staticmethod(finalised))]
+    with suppress(ImportError):
+        legacy: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+        load = functools.partial(legacy.load_gguf_checkpoint, left_out=left_out)
+        switches.append((legacy, "load_gguf_checkpoint", load))
+    with suppress(ImportError):
+        own: Any = importlib.import_module("transformers.quantizers.quantizer_gguf")
+        read = own.load_gguf_state_dict
 
-    PreTrainedModel._finalize_model_loading = staticmethod(finalised)
-    legacy.load_gguf_checkpoint = lambda *args, **options: load(*args, **options, left_out=left_out)
-    quantizer_gguf.load_gguf_state_dict = without
+        def without(header: Any) -> dict[str, Any]:
+            return {name: tensor for name, tensor in read(header).items() if name not in left_out}
+
+        switches.append((own, "load_gguf_state_dict", without))
+    return replaced(switches)
+
+
+@contextmanager
+def replaced(switches: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Give attributes other values, each as (owner, name, value), as far as their owners have them."""
+    before = [(owner, name, inspect.getattr_static(owner, name)) for owner, name, _ in switches if hasattr(owner, name)]
+    for owner, name, value in switches:
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        PreTrainedModel._finalize_model_loading = staticmethod(finish)
-        legacy.load_gguf_checkpoint = load
-        quantizer_gguf.load_gguf_state_dict = read
+        for owner, name, value in before:
+            setattr(owner, name, value)

@@ -30,7 +30,7 @@ _TORCHAO = {"q": "_weight_qdata", "zeros": "_weight_zero_point", "scales": "_wei
 
 
 class Method(NamedTuple):
-    """What `quantization_config` of config.json says about packed tensors.
+    """How tensors are packed, by `quantization_config` of config.json.
 
     Attributes:
         name: "gptq", "awq" or "torchao".
@@ -79,38 +79,35 @@ class QuantisedWeights(StoredWeights):
         self._stored, self.method = stored, method
         self._unheld: dict[str, str] = {}
         self._names = _TORCHAO if method.name == "torchao" else _PACKED
-        self.tensors, self.packed = dict(stored.tensors), {}
+        self.tensors = dict(stored.tensors)
+        self.packed: dict[str, tuple[int, int]] = {}
         types: dict[Path, dict[str, str]] = {}
         for packed in [name for name in stored.tensors if name.endswith(f".{self._names['q']}")]:
             base = packed.removesuffix(self._names["q"])
-            parts = {part: self.tensors.pop(base + name, None) for part, name in self._names.items()}
-            q, scales = parts["q"], parts["scales"]
-            needed = ("scales",) if method.name == "torchao" else ("scales", "zeros")
-            missing = next((self._names[part] for part in needed if parts[part] is None), None)
-            if q is None or scales is None or missing is not None:
-                raise ValueError(
-                    f"{stored.tensors[packed].file}: {base}{missing}: missing; {method.name} needs it beside {packed}"
-                )
-            name = f"{base}weight"
-            if method.name == "torchao":
-                shape = _torchao_shape(name, q, scales, parts["zeros"], types)
-            else:
-                shape = self._shape(base, parts)
+            parts = {
+                part: self.tensors.pop(base + name) for part, name in self._names.items() if base + name in self.tensors
+            }
+            for part in ("scales",) if method.name == "torchao" else ("scales", "zeros"):
+                if part not in parts:
+                    name = base + self._names[part]
+                    raise ValueError(f"{parts['q'].file}: {name}: missing; {method.name} needs it beside {packed}")
+            name, torchao = f"{base}weight", method.name == "torchao"
+            shape = _torchao_shape(name, parts, types) if torchao else self._shape(base, parts)
             self.packed[name] = shape
-            self.tensors[name] = Stored(q.file, shape, scales.dtype)
+            self.tensors[name] = Stored(parts["q"].file, shape, parts["scales"].dtype)
         if not self.packed:
             raise ValueError(f"quantization_config: names {method.form}, and the weights have no {self._names['q']}")
 
-    def _shape(self, base: str, parts: Mapping[str, Stored | None]) -> tuple[int, int]:
+    def _shape(self, base: str, parts: Mapping[str, Stored]) -> tuple[int, int]:
         """(F, E) of a layer, if its tensors fit together."""
         method, per = self.method, 32 // self.method.bits
-        packed = self._stored.tensors[base + self._names["q"]].shape
+        packed = parts["q"].shape
         features, width = (packed[1], packed[0] * per) if method.name == "gptq" else (packed[1] * per, packed[0])
         group = width if method.group < 1 else method.group
         groups = -(-width // group)
         wanted = {"zeros": (groups, features // per), "scales": (groups, features), "index": (width,)}
         for part, shape in wanted.items():
-            found = parts[part]
+            found = parts.get(part)
             if found is not None and found.shape != shape:
                 raise ValueError(
                     f"{found.file}: {base}{self._names[part]}: has the shape {found.shape}; {method.form} in groups of "
@@ -156,10 +153,9 @@ class QuantisedWeights(StoredWeights):
         return WholeNumbers(q, read["scales"].t(), zeros, index, group, self.method.bits)
 
 
-def _torchao_shape(
-    name: str, q: Stored, scales: Stored, zeros: Stored | None, types: dict[Path, dict[str, str]]
-) -> tuple[int, int]:
+def _torchao_shape(name: str, parts: Mapping[str, Stored], types: dict[Path, dict[str, str]]) -> tuple[int, int]:
     """(F, E) of a tensor of torchao whose numbers are plain bytes. `types`: what files say about their tensors."""
+    q, scales, zeros = parts["q"], parts["scales"], parts.get("zeros")
     if q.file not in types:
         with safetensors.safe_open(q.file, "pt") as opened:
             types[q.file] = opened.metadata() or {}
@@ -199,14 +195,14 @@ class WholeNumbers(NamedTuple):
     q: Tensor
     scales: Tensor
     zeros: Tensor
-    index: Tensor
+    groups: Tensor
     group: int
     bits: int
 
     def dense(self) -> Tensor:
         """W (F, E), float32."""
         scales, zeros = self.scales.float(), self.zeros.float()
-        return (self.q - zeros[:, self.index]).mul_(scales[:, self.index])
+        return (self.q - zeros[:, self.groups]).mul_(scales[:, self.groups])
 
     def held(self) -> GroupedWeight | str:
         """The weight as products take it, or why they cannot."""
@@ -218,8 +214,8 @@ class WholeNumbers(NamedTuple):
             return f"groups of {self.group}"
         if self.scales.dtype not in _HELD:
             return f"scales of {self.scales.dtype}"
-        order = self.index.argsort(stable=True)
-        if not torch.equal(self.index[order], torch.arange(width) // self.group):
+        order = self.groups.argsort(stable=True)
+        if not torch.equal(self.groups[order], torch.arange(width) // self.group):
             return "groups of different sizes"
         sorted_already = torch.equal(order, torch.arange(width))
         alike = bool((self.zeros == self.zeros[0, 0]).all())
@@ -240,7 +236,7 @@ class _Block(NamedTuple):
     """A type of GGUF: its form, numbers and bytes of a block, and how blocks (F, B, bytes) are taken apart."""
 
     form: GroupForm
-    count: int
+    numbers: int
     bytes: int
     parts: Callable[[Tensor], tuple[Tensor, ...]]
 
@@ -255,7 +251,7 @@ def _low_high(packed: Tensor) -> Tensor:
 
 
 def _fifth(blocks: Tensor, first: int) -> Tensor:
-    """32 bits, one for each number of a block, in the place of 16."""
+    """32 bits, one for each number of a block, each as 0 or 16."""
     shifts = torch.arange(8, dtype=torch.uint8)
     return (blocks[..., first : first + 4, None] >> shifts & 1).flatten(-2) << 4
 
@@ -313,7 +309,7 @@ def gguf_weight(file: Path, start: int, kind: str, features: int, width: int, ro
     block = _BLOCKS[kind]
     weight = empty_groups(features, width, block.form)
     names = [name for name in ("steps", "minima", "zeros") if getattr(block.form, name)]
-    size, at_once = width // block.count * block.bytes, max(_AT_ONCE // width // 64, 1) * 64
+    size, at_once = width // block.numbers * block.bytes, max(_AT_ONCE // width // 64, 1) * 64
     with file.open("rb") as opened:
 
         def read(first: int, count: int) -> Tensor:

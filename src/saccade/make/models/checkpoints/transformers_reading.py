@@ -26,7 +26,7 @@ from ....support._garbage_collection import uncollected
 from ....support._seeding import seeded
 from .._shortened import shortened
 from .gguf import read_header, read_once
-from .held_layers import HeldLayer, gguf_layers, packed_layers, put_tied, put_while_loading
+from .held_layers import HeldLayer, gguf_layers, packed_layers, put, put_while_loading, replaced
 from .quantised import QuantisedWeights
 from .reading import PICKLED, PICKLED_INDEX, SAFE, SAFE_INDEX, find_weights, read_json
 
@@ -254,7 +254,7 @@ def _read(
             f"expected the weights its config.json describes, missing: {', '.join(missing[:3])}{more}"
         )
     initialised = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
-    put_tied(module, layers or {}, tied=True)
+    put(module, layers or {}, tied=True)
     held = frozenset(layer.source for layer in (layers or {}).values() if not layer.tied)
     return TransformersWeights(
         module.eval(), tuple(sorted(initialised)), tuple(sorted(report["unexpected_keys"])), held
@@ -385,18 +385,14 @@ def _switched() -> Iterator[None]:
             (legacy, "load_gguf_checkpoint", read_once(legacy.load_gguf_checkpoint)),
             (legacy, "tqdm", _no_bar),
         ]
-    before = [(module, name, getattr(module, name)) for module, name, _ in switches if hasattr(module, name)]
     verbosity, bars, of_hub = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.get_verbosity()
-    for module, name, value in switches:
-        setattr(module, name, value)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     hub.set_verbosity_error()
     try:
-        yield
+        with replaced(switches):
+            yield
     finally:
-        for module, name, value in before:
-            setattr(module, name, value)
         hub.set_verbosity(of_hub)
         logging.set_verbosity(verbosity)
         if bars:
