@@ -85,6 +85,8 @@ def write(folder: Path, module: Any, method: dict[str, Any], *, shuffled: bool =
         parts, weight = quantised(rng, tuple(tensor.shape), method, order)
         kinds[name] = "IntxUnpackedToInt8Tensor" if "_weight_zero_point" in parts else "Int8Tensor"
         tensors |= {name.removesuffix("weight") + part: torch.from_numpy(x) for part, x in parts.items()}
+        if method.get("sym"):  # as older AutoGPTQ writes, also where there is no bias
+            tensors.setdefault(name.removesuffix("weight") + "bias", torch.zeros(tensor.shape[0]))
         module.get_parameter(name).data.copy_(torch.from_numpy(weight))
     described = {name: json.dumps({"_type": kind}) for name, kind in kinds.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"} | described)

@@ -251,8 +251,9 @@ def _published(
     model.settings, model.request, model.family, model.folder = settings, request, family, folder
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if MECHANISM not in name}
     axes = {} if request.rows is None else _label_axes(model)
+    keys = family.keys(model)
     wanted = plan(
-        family.keys(model),
+        dataclasses.replace(keys, unused=(*keys.unused, *stored.zero_biases())),
         shapes,
         {name: tensor.shape for name, tensor in stored.tensors.items()},
         new_head=head in family.new_heads,

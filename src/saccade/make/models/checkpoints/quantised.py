@@ -120,6 +120,11 @@ class QuantisedWeights(StoredWeights):
         reasons = {name: f", not held: {reason}" for name, reason in self._unheld.items()}
         return tuple(f"{name} ({self.method.form}{reasons.get(name, '')})" for name in self.packed if name in used)
 
+    def zero_biases(self) -> tuple[str, ...]:
+        """Biases of zeros that quantisation may have added to layers without one, as older AutoGPTQ does."""
+        biases = [own for name in self.packed if (own := f"{name.removesuffix('weight')}bias") in self.tensors]
+        return tuple(name for name, bias in self._stored.read(biases) if not bool(bias.any()))
+
     def held(self, name: str) -> GroupedWeight | None:
         """The weight of a layer as products take it, if they can."""
         held = self.whole_numbers(name).held()

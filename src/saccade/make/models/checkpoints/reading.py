@@ -66,6 +66,10 @@ class StoredWeights:
         """Which of the tensors that are used as floats are whole numbers in the files."""
         return ()
 
+    def zero_biases(self) -> tuple[str, ...]:
+        """Biases of zeros that quantisation may have added to layers without one."""
+        return ()
+
     def read(self, names: list[str]) -> Iterator[tuple[str, Tensor]]:
         """Read each tensor to the CPU. It is valid until the next one is read."""
         return ((name, tensor) for name, _, tensor in self._read(names, most=None))
