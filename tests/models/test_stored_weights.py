@@ -6,6 +6,7 @@ The oracles are transformers' dequantisation of GGUF, and files of the other met
 from __future__ import annotations
 
 import json
+import math
 
 import checkpoints
 import pytest
@@ -106,11 +107,15 @@ def lfm2(tmp_path_factory):
 
 
 @torch.no_grad()
-def test_a_gguf_file_is_held(lfm2, tmp_path):
+def test_a_gguf_file_is_held(lfm2, tmp_path, monkeypatch):
     """Without rounding of inputs it is the float model of the file; the output layer has a copy of its own of the
-    embedding, and layers below 32,768 weights stay floats and are named."""
+    embedding, and layers below 32,768 weights stay floats and are named. transformers reads no tensor that is held."""
     file, expected = lfm2
+    reader = pytest.importorskip("transformers.integrations.gguf.reader").LazyGgufTensor
+    whole, shapes = reader.__getitem__, []
+    monkeypatch.setattr(reader, "__getitem__", lambda self, key: shapes.append(self.shape) or whole(self, key))
     model = models.load(file, weights="stored")
+    assert [shape for shape in shapes if math.prod(shape) >= 2**15] == [(261, 192 // 32 * 34)]  # the embedding
     linear = {name: part for name, part in expected.named_modules() if isinstance(part, nn.Linear)}
     for name, part in linear.items():
         held = model.module.get_submodule(name)
@@ -130,6 +135,18 @@ def test_a_gguf_file_is_held(lfm2, tmp_path):
     assert torch.equal(body(IDS % 250).last_hidden_state, model.module.model(IDS % 250)[0])
     with pytest.raises(ValueError, match=r"save: .* holds its weight in Q8_0"):
         model.save(tmp_path / "never")
+
+
+@torch.no_grad()
+def test_a_gguf_file_that_is_read_with_the_package_gguf_is_held(tmp_path):
+    pytest.importorskip("gguf")
+    expected = gguf_files.qwen2(192, 256)
+    sizes = {"qwen2.embedding_length": 192, "qwen2.feed_forward_length": 256}
+    model = models.load(gguf_files.write(tmp_path / "model.gguf", expected, **sizes), weights="stored")
+    with unrounded():
+        assert torch.equal(model(IDS % 250).logits, expected(IDS % 250).logits)
+    assert "11 linear layers hold their weights in Q8_0:" in model.explain()
+    assert sum("blk." in name for name in model.report.dequantised) == 4  # keys and values, below 32,768 weights
 
 
 @pytest.mark.parametrize("method", METHODS)
