@@ -628,7 +628,8 @@ class StepFields {
 
     StepMatrix matrix() {
         StepMatrix matrix;
-        matrix.kind = (StepMatrix::Kind)next(), matrix.features = next();
+        const int64_t kind = next();  // of groups with the form above the lowest byte
+        matrix.kind = (StepMatrix::Kind)(kind & 255), matrix.form = kind >> 8, matrix.features = next();
         matrix.weight = address<void>(), matrix.bias = address<void>(), matrix.scales = address<void>();
         return matrix;
     }
@@ -696,19 +697,20 @@ int64_t step(Pointer x, Pointer out, int64_t items, int64_t width, int type, con
     return set.step(call);
 }
 
-int64_t int4_product(Pointer x, Pointer weight, Pointer scales, Pointer bias, Pointer out, int64_t rows, int64_t width, int64_t features,
-                     bool half, bool quads, int threads) {
-    if (rows < 0 || width < 1 || features < 1 || threads < 1) refuse("int4_product of such sizes");
-    if ((!x && rows) || !weight || !scales || (!out && rows)) refuse("int4_product has no memory");
-    Int4Product call;
+int64_t group_product(Pointer x, Pointer weight, Pointer scales, Pointer bias, Pointer out, int64_t rows, int64_t width, int64_t features,
+                      bool half, bool quads, int threads, int64_t form) {
+    if (rows < 0 || width < 1 || features < 1 || threads < 1) refuse("group_product of such sizes");
+    if ((!x && rows) || !weight || !scales || (!out && rows)) refuse("group_product has no memory");
+    GroupProduct call;
+    call.form = GroupForm(form);
     call.rows = rows, call.width = width, call.features = features, call.threads = threads, call.half = half;
     call.x = reinterpret_cast<const void*>(x), call.weight = reinterpret_cast<const uint8_t*>(weight);
-    call.scales = reinterpret_cast<const void*>(scales);
+    call.scales = reinterpret_cast<const uint16_t*>(scales);
     call.bias = reinterpret_cast<const float*>(bias), call.out = reinterpret_cast<void*>(out);
     const Kernels& set = kernels();
-    const bool taken = quads && set.int4_product_quads && sums_quads();
+    const bool taken = quads && set.group_product_quads && sums_quads();
     nb::gil_scoped_release released;
-    return taken ? set.int4_product_quads(call) : set.int4_product(call);
+    return taken ? set.group_product_quads(call) : set.group_product(call);
 }
 
 std::vector<uint64_t> digests_of(Pointer memory, int64_t rows, int64_t row_bytes, int64_t stride_bytes, int64_t period, int64_t first,
@@ -755,8 +757,7 @@ NB_MODULE(_native, module) {
     module.def("head_ranges", &saccade::head_ranges, "Ends and norms of queries, keys and values, ends of logits and weights, per head.");
     module.def("few_rows", &saccade::few_rows, "x W^T + b of at most `most_rows` rows; see native/call.h.");
     module.def("int8_product", &saccade::int8_product, "x W^T + b of int8 weights; see native/call.h.");
-    module.def("int4_product", &saccade::int4_product, "x W^T + b of int4 weights; see native/call.h.");
-    module.attr("int4_group") = kInt4Group;
+    module.def("group_product", &saccade::group_product, "x W^T + b of weights in groups; see native/call.h.");
     module.attr("int8_panel") = kInt8Panel;
     module.attr("int8_block") = kInt8Block;
     module.def("sums_quads", [] { return kernels().int8_product_quads && sums_quads(); },

@@ -312,9 +312,22 @@ struct Int8Product {
     void* out = nullptr;
 };
 
-// A weight W (F, E) of a step, and its bias (F,) of the step's type, or null. int8 and int4 as in their products.
+// How a weight of few bits is held (groups.h), as `GroupForm.code` in operator/_groups.py puts it into a number.
+struct GroupForm {
+    int bits, group, shift, offset;  // a number of `scales` is for `1 << shift` groups
+    bool half, steps, minima, zeros;
+
+    explicit GroupForm(int64_t code)
+        : bits(code & 15), group(code >> 4 & 63), shift(code >> 10 & 63), offset(code >> 16 & 255), half(code >> 24 & 1),
+          steps(code >> 25 & 1), minima(code >> 26 & 1), zeros(code >> 27 & 1) {}
+    int64_t units(int64_t groups) const { return ((groups - 1) >> shift) + 1; }
+    int64_t rows(int64_t groups) const { return units(groups) * (1 + minima) + (groups + 1) / 2 * (steps + zeros); }
+};
+
+// A weight W (F, E) of a step, and its bias (F,) of the step's type, or null. int8 and groups as in their products.
 struct StepMatrix {
-    enum Kind : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 } kind = f32;
+    enum Kind : int { f32 = 0, bf16 = 1, int8 = 2, groups = 3 } kind = f32;
+    int64_t form = 0;  // of groups
     int64_t features = 0;  // F; 0: there is none
     const void *weight = nullptr, *bias = nullptr, *scales = nullptr;
 };
@@ -360,16 +373,17 @@ struct Step {
     void* out = nullptr;
 };
 
-constexpr int kInt4Group = 32;  // terms with one scale
-
-// out (R, F) = x (R, E) W^T + b of int4 weights W in panels of kInt8Panel features (int4.h). `scales` [F / 64][E / 32][64], bf16.
+// out (R, F) = x (R, E) W^T + b of weights W in groups (groups.h). `scales` [F / 64][rows][64]: of a panel the bf16 or f16 numbers
+// of scales [units][64] and of minima, then the int8 steps [G][64] of scales and of minima, as far as the form has them; G even.
 // x, out, bias and what comes back as in Int8Product.
-struct Int4Product {
+struct GroupProduct {
     int64_t rows = 0, width = 0, features = 0;  // R, E, F
     int threads = 1;
     bool half = false;
-    const void *x = nullptr, *scales = nullptr;
+    GroupForm form{0};
+    const void* x = nullptr;
     const uint8_t* weight = nullptr;
+    const uint16_t* scales = nullptr;
     const float* bias = nullptr;
     void* out = nullptr;
 };
@@ -393,8 +407,8 @@ struct Kernels {
     int64_t (*int8_product)(const Int8Product&);
     int64_t (*int8_product_quads)(const Int8Product&);  // by AVX512_VNNI: null where the set cannot have it
     int64_t (*step)(const Step&);  // rows of products of bytes that were not finite: then out is of no use
-    int64_t (*int4_product)(const Int4Product&);
-    int64_t (*int4_product_quads)(const Int4Product&);
+    int64_t (*group_product)(const GroupProduct&);
+    int64_t (*group_product_quads)(const GroupProduct&);
     void (*exp2)(const float* from, float* to, int64_t count);  // the kernels' own exponential, for tests
     // The limits of the machine, for the benchmark: multiplications and additions done (2 per lane and FMA) in about
     // `milliseconds` of nothing else, per thread, summed over threads, as FLOP/s; and bytes/s of reading.

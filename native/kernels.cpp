@@ -8,8 +8,8 @@
 #include "decode.h"
 #include "few_rows.h"
 #include "forward.h"
+#include "groups.h"
 #include "head_ranges.h"
-#include "int4.h"
 #include "int8.h"
 #include "linear.h"
 #include "linear_step.h"
@@ -45,10 +45,10 @@ constexpr Kernels table(const char* name) {
     kernels.head_ranges = head_ranges;
     kernels.few_rows = few_rows;
     kernels.int8_product = int8_product;
-    kernels.int4_product = int4_product;
+    kernels.group_product = group_product;
 #if defined(__AVX512F__)
     kernels.int8_product_quads = int8_product_quads;
-    kernels.int4_product_quads = int4_product_quads;
+    kernels.group_product_quads = group_product_quads;
 #endif
     kernels.step = step;
     kernels.exp2 = exp2_all;

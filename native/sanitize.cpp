@@ -14,8 +14,8 @@
 #include "parallel.h"
 #include "sanitize_digest.h"
 #include "sanitize_few_rows.h"
+#include "sanitize_groups.h"
 #include "sanitize_heads.h"
-#include "sanitize_int4.h"
 #include "sanitize_int8.h"
 #include "sanitize_step.h"
 #include "sanitize_linear.h"
@@ -333,14 +333,15 @@ void check_few_rows(const Case& c, uint64_t seed) {
     if (!same(run.out, alone.out)) judge.fault("differs by threads", 1, 0, 0);
 }
 
-void check_int8(const Case& c, uint64_t seed, bool quads) {
+// Products of bytes, with one thread and several.
+template <class Run> void check_bytes(const Case& c, uint64_t seed, const char* name, bool quads) {
     const auto compute = [&](int threads) {
         Random random(seed);
-        return Int8Run(random, threads, quads);
+        return Run(random, threads, quads);
     };
-    const Int8Run run = compute(c.problem.threads), alone = compute(1);
-    Judge judge(c, seed, quads ? "int8 by quads" : "int8");
-    check_int8_run(run, judge);
+    const Run run = compute(c.problem.threads), alone = compute(1);
+    Judge judge(c, seed, name);
+    check_run(run, judge);
     if (!same(run.out, alone.out)) judge.fault("differs by threads", 1, 0, 0);
 }
 
@@ -349,17 +350,6 @@ void check_step(const Case& c, uint64_t seed) {
     const StepRun run(random, c.problem.threads), alone(again, 1);
     Judge judge(c, seed, "step");
     check_step_run(run, judge);
-    if (!same(run.out, alone.out)) judge.fault("differs by threads", 1, 0, 0);
-}
-
-void check_int4(const Case& c, uint64_t seed, bool quads) {
-    const auto compute = [&](int threads) {
-        Random random(seed);
-        return Int4Run(random, threads, quads);
-    };
-    const Int4Run run = compute(c.problem.threads), alone = compute(1);
-    Judge judge(c, seed, quads ? "int4 by quads" : "int4");
-    check_int4_run(run, judge);
     if (!same(run.out, alone.out)) judge.fault("differs by threads", 1, 0, 0);
 }
 
@@ -461,11 +451,11 @@ void check(uint64_t seed) {
     if (set.pooled && p.batch && p.length_q && p.length_k) check_pooled(c, seed);
     if (set.weight_tile && p.batch && p.length_q && p.length_k) check_weight_tile(c, seed);
     if (set.few_rows) check_few_rows(c, seed);
-    if (set.int8_product) check_int8(c, seed, false);
-    if (set.int8_product_quads && sums_quads()) check_int8(c, seed, true);
+    if (set.int8_product) check_bytes<Int8Run>(c, seed, "int8", false);
+    if (set.int8_product_quads && sums_quads()) check_bytes<Int8Run>(c, seed, "int8 by quads", true);
     if (set.step) check_step(c, seed);
-    if (set.int4_product) check_int4(c, seed, false);
-    if (set.int4_product_quads && sums_quads()) check_int4(c, seed, true);
+    if (set.group_product) check_bytes<GroupRun>(c, seed, "groups", false);
+    if (set.group_product_quads && sums_quads()) check_bytes<GroupRun>(c, seed, "groups by quads", true);
     if (set.exp2) check_exp2(seed);
     check_digest(seed);
     if (set.linear_step && set.head_ranges) check_heads(seed);

@@ -41,7 +41,7 @@ struct Int8Run {
     }
 };
 
-template <class Judge> void check_int8_run(const Int8Run& run, Judge& judge) {
+template <class Judge> void check_run(const Int8Run& run, Judge& judge) {
     const Int8Product& call = run.call;
     for (int64_t r = 0; r < call.rows; r++)
         for (int64_t f = 0; f < call.features; f++) {

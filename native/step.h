@@ -12,7 +12,7 @@
 #include "call.h"
 #include "decode.h"
 #include "few_rows.h"
-#include "int4.h"
+#include "groups.h"
 #include "int8.h"
 #include "program_run.h"
 #include "simd.h"
@@ -180,9 +180,10 @@ template <class T> class StepPass {
             Int8Product one;
             one.weight = static_cast<const int8_t*>(matrix.weight), one.scales = static_cast<const float*>(matrix.scales);
             odd += of_bytes(one, matrix, from, width, to);
-        } else if (matrix.kind == StepMatrix::int4) {
-            Int4Product one;
-            one.weight = static_cast<const uint8_t*>(matrix.weight), one.scales = matrix.scales;
+        } else if (matrix.kind == StepMatrix::groups) {
+            GroupProduct one;
+            one.form = GroupForm(matrix.form);
+            one.weight = static_cast<const uint8_t*>(matrix.weight), one.scales = static_cast<const uint16_t*>(matrix.scales);
             odd += of_bytes(one, matrix, from, width, to);
         } else {
             for (int64_t r = 0; r < R; r += kFewRows) {
@@ -212,11 +213,11 @@ template <class T> class StepPass {
 #endif
         return int8_product(one);
     }
-    static int64_t multiplied(const Int4Product& one, [[maybe_unused]] bool quads) {
+    static int64_t multiplied(const GroupProduct& one, [[maybe_unused]] bool quads) {
 #if defined(__AVX512F__)
-        if (quads) return int4_product_quads(one);
+        if (quads) return group_product_quads(one);
 #endif
-        return int4_product(one);
+        return group_product(one);
     }
 
     // Rows of `width`; to may be from. Without a kind a copy.

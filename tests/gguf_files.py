@@ -41,11 +41,11 @@ NAMES = (
 )
 
 
-def tiny() -> transformers.Lfm2ForCausalLM:
+def tiny(hidden: int = 64, inner: int = 96) -> transformers.Lfm2ForCausalLM:
     config = transformers.Lfm2Config(
         vocab_size=261,
-        hidden_size=64,
-        intermediate_size=96,
+        hidden_size=hidden,
+        intermediate_size=inner,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -66,8 +66,10 @@ def tiny() -> transformers.Lfm2ForCausalLM:
     return model
 
 
-def qwen2() -> transformers.Qwen2ForCausalLM:
-    sizes = dict(vocab_size=261, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
+def qwen2(hidden: int = 64, inner: int = 96) -> transformers.Qwen2ForCausalLM:
+    sizes = dict(
+        vocab_size=261, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=2, num_attention_heads=4
+    )
     ends = dict(bos_token_id=258, eos_token_id=259, pad_token_id=260)
     rest = dict(num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True)
     torch.manual_seed(3)

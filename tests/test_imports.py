@@ -52,6 +52,7 @@ LAYERS = [
     {"_checks", "_reference", "_observers", "_tiles"},
     {"_backends"},
     {"_attention", "_derived", "_int8"},
+    {"_groups"},
     {"_int4"},
     {"_explain", "_hooks", "_mask_functions", "_pooled", "_products", "_statistics", "_weights"},
     {"_block_masks", "_native_step", "batching", "positions", "variants"},

@@ -232,10 +232,10 @@ def test_weights_that_are_not_finite(saved, tmp_path, kind):
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq, 4 bits"),
+        ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "gptq, 3 bits"),
         ({"quant_method": "awq", "bits": 4}, "awq, 4 bits"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes, 8 bits"),
-        ({"quant_method": "torchao"}, "torchao"),
+        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
         ({}, "an unknown method"),
     ],
 )

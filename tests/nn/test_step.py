@@ -12,13 +12,14 @@ from hypothesis import given
 from torch import nn
 
 import saccade
+from native.test_groups import FORMS as GROUPED, made
 from saccade import Padding, Window
 from saccade.nn import AttentionConfig, BlockConfig, Decoder
 from saccade.operator._backends.native import _kernels
 from saccade.operator._products import unrounded
 from saccade.operator.nn import _step
 from saccade.operator.nn._linear import packed_weights
-from saccade.operator.nn._rounded import Rounding
+from saccade.operator.nn._rounded import FORMS, Rounding
 from saccade.positions import RotaryConfig, YaRNScaling
 
 pytestmark = pytest.mark.skipif(_kernels.module is None, reason="no native kernels")
@@ -291,12 +292,18 @@ def test_in_8_bits_a_step_follows_the_modules_and_what_is_not_finite():
         assert torch.allclose(got[::2], want[::2], atol=want[::2].abs().max().item() / 255)
 
 
-@pytest.mark.parametrize("form", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("form", ["bfloat16", "int8", "int4", "Q4_K", "Q6_K", "gptq, 8 bits"])
 def test_layers_that_hold_few_bits_step_natively(form):
     """A byte of an activation may fall to the other side: one step of 255 in sums of 192 to 256 terms."""
     torch.manual_seed(0)
     decoder = perturbed(Decoder(BlockConfig(AttentionConfig(192, 6, positions=RotaryConfig()), hidden=256), 2))
-    Rounding(decoder, form).round_all()
+    rounding = Rounding(decoder, form if form in FORMS else "stored")
+    for name, (features, width) in rounding.shapes().items():
+        if form in FORMS:
+            rounding.round(name)
+        else:
+            weight, _ = made(GROUPED[form], features, width, lambda shape: torch.randn(shape) * 1e-3)
+            rounding.hold(name, weight, form)
     prompt, x = torch.randn(3, 5, 192), torch.randn(3, 1, 192)
     with torch.no_grad(), native_steps() as taken:
         caches = decoder.cache(), decoder.cache()

@@ -108,7 +108,7 @@ def multiply_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None, quads: boo
 
 
 def multiply_rounded(
-    kernel: Callable[..., int], x: Tensor, weight: PackedWeight, bias: Tensor | None, quads: bool
+    kernel: Callable[..., int], x: Tensor, weight: PackedWeight, bias: Tensor | None, quads: bool, *form: int
 ) -> Tensor:
     """x (..., E), float32 or bfloat16, to (..., F) of its dtype, by a kernel that takes rows as bytes.
 
@@ -117,6 +117,7 @@ def multiply_rounded(
 
     Args:
         quads: False leaves out the processor's instruction for sums of four products. The bits are the same.
+        form: what else the kernel takes.
     """
     rows = x.contiguous().view(-1, weight.width)
     out = rows.new_empty(len(rows), weight.features)
@@ -133,6 +134,7 @@ def multiply_rounded(
         x.dtype == torch.bfloat16,
         quads,
         torch.get_num_threads(),
+        *form,
     )
     if odd:
         which = ~rows.isfinite().all(1)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
-from ._int4 import Int4Weight
+from ._groups import GroupedWeight
 from ._int8 import Int8Weight
 from ._products import FEW, compares, unfollowed
 
@@ -46,7 +46,7 @@ class Norm:
 class Matrix:
     """A weight (F, E), as it is or rounded to integers, and its bias (F,)."""
 
-    weight: Tensor | Int8Weight | Int4Weight
+    weight: Tensor | Int8Weight | GroupedWeight
     bias: Tensor | None = None
 
     @property
@@ -219,6 +219,8 @@ def _matrix(matrix: Matrix | None, width: int, x: Tensor, kept: list[Any]) -> li
         if weight.dtype is not x.dtype and not (weight.dtype is torch.bfloat16 and x.dtype is torch.float32):
             raise NotNative("a weight of another dtype")
         return [DTYPES[weight.dtype], features, weight.data_ptr(), bias, 0]
+    if isinstance(weight, GroupedWeight) and weight.order is not None:
+        raise NotNative("a weight whose columns are held in another order")
     kept.append(weight)
-    kind = 2 if isinstance(weight, Int8Weight) else 3
+    kind = 2 if isinstance(weight, Int8Weight) else 3 | weight.form.code << 8
     return [kind, features, weight.packed.data_ptr(), bias, weight.scales.data_ptr()]

@@ -17,13 +17,14 @@ from ...support._meta import on_meta
 from ._shortened import shortened
 from .checkpoints.filling import coarser, draw, fill
 from .checkpoints.gguf import SUFFIX
+from .checkpoints.held_layers import hold_pieces
 from .checkpoints.hub import folder_of
 from .checkpoints.keys import plan
 from .checkpoints.reading import find_weights, materialised, read_json
 from .checkpoints.settings import CONFIG, CheckpointSettings, read_settings
 from .decoder_lm.checkpoint import load_own
 from .families import FAMILIES, GRAPHS
-from .held_weights import check_weights, dtype_beside, quantisation
+from .held_weights import STORED, check_method, check_stored, check_weights, dtype_beside, readable
 from .label_rows import label_axes, label_names, label_rows, reorder
 from .model import MECHANISM, Family, LoadReport, Model, Request
 from .pruned_heads import remove_saved
@@ -46,7 +47,8 @@ def load(
     """Open a model with its weights, in evaluation mode.
 
     A type without a family here opens through transformers' class, as a `TransformersModel` with the same interface;
-    `model.explain()` says which of the two it is. A GGUF file is dequantised. Both need transformers.
+    `model.explain()` says which of the two it is. Both that and a GGUF file need transformers. Weights that a file
+    holds in few bits (GGUF, GPTQ, AWQ, torchao) are dequantised, or held as they are.
 
     Every stored tensor is used and every parameter is filled; otherwise an error lists the missing, the unused and
     those of another shape. `model.report` lists the exceptions. Code in a checkpoint is never run.
@@ -69,13 +71,15 @@ def load(
         weights: what linear layers of 32,768 weights and more hold: "bfloat16", or whole numbers with scales for blocks
             of a row, "int8" by 128 or "int4" by 32. Everything else is float32, or beside whole numbers bfloat16:
             embeddings, output layers tied to them, norms, new heads. Such weights can be read, but not trained or
-            saved; adapters beside them train. None holds all weights in `dtype`. `model.explain()` gives the sizes.
+            saved; adapters beside them train. "stored" holds the numbers of a quantised checkpoint, and of the rest
+            floats; `model.report` names what is dequantised. None holds all weights in `dtype`. `model.explain()` gives
+            the sizes.
 
     Raises:
         FileNotFoundError: no such folder or name, or a file is missing from it.
         ValueError: damaged files, an unknown type or head, tensors that do not match, a configuration that needs code
-            from the checkpoint, quantised weights; `weights` that are not finite, on another device than the CPU, or
-            beside another dtype.
+            from the checkpoint, quantisation by another method; `weights` that are not finite, on another device than
+            the CPU, or beside another dtype.
 
     Example:
         >>> import saccade
@@ -103,7 +107,9 @@ def load(
                 f"head: a model of Saccade's own has only 'causal-lm', got head={head!r}, labels={labels!r}"
             )
         own = load_own(folder, dtype=dtype, device=device, mechanism=mechanism)
-        if weights is not None:
+        if weights == STORED:
+            check_stored(own, folder or "the embedded model")
+        elif weights is not None:
             Rounding(own, weights).round_all()
         return own
     if _is_of_transformers(settings):
@@ -236,7 +242,7 @@ def _published(
     weights: str | None,
 ) -> Model:
     family = _family(settings)
-    stored = find_weights(folder)
+    stored = readable(find_weights(folder), settings.get("quantization_config"))
     settings.stored = frozenset(stored.tensors)
     request = _request(family, settings, mechanism, head, labels)
     with on_meta():
@@ -245,8 +251,9 @@ def _published(
     model.settings, model.request, model.family, model.folder = settings, request, family, folder
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if MECHANISM not in name}
     axes = {} if request.rows is None else _label_axes(model)
+    keys = family.keys(model)
     wanted = plan(
-        family.keys(model),
+        dataclasses.replace(keys, unused=(*keys.unused, *stored.zero_biases())),
         shapes,
         {name: tensor.shape for name, tensor in stored.tensors.items()},
         new_head=head in family.new_heads,
@@ -258,13 +265,20 @@ def _published(
     model = materialised(model, dtype, device or "cpu")
     rounded = coarser(wanted, stored, model)
     rounding = None if weights is None else Rounding(model, weights, keep=(*axes, *wanted.new))
+    if rounding is not None and weights == STORED:
+        wanted = hold_pieces(rounding, wanted, stored)
+        check_stored(model, folder, stored.dequantised(stored.tensors))
+        rounding = None
     fill(model, wanted, stored, rounding, std=float(settings.number("initializer_range", 0.02)))
-    if weights is not None and isinstance(model, TextDecoder):
+    if weights not in (None, STORED) and isinstance(model, TextDecoder):
         model.round_output(weights)
     if request.rows:
         reorder(model.state_dict(), axes, request.rows)
     tied, left_out = (first for first, _ in wanted.tied), (f"{name}={x}" for name, x in settings.left_out.items())
-    model.report = LoadReport(tuple(wanted.new), tuple(wanted.unused), tuple(tied), tuple(left_out), rounded)
+    model.report = LoadReport(
+        *(tuple(wanted.new), tuple(wanted.unused), tuple(tied), tuple(left_out), rounded),
+        dequantised=stored.dequantised({piece.published for piece in wanted.pieces}),
+    )
     return model.eval()
 
 
@@ -296,11 +310,7 @@ def _check_safe(settings: CheckpointSettings) -> None:
         if field in settings:
             raise ValueError(f"{settings.path}: {field}: requires code of the checkpoint, and Saccade never runs it")
     if "quantization_config" in settings:
-        named = quantisation(settings.get("quantization_config"))
-        raise ValueError(
-            f"{settings.path}: quantization_config: the weights are quantised already ({named}), which is not "
-            "supported; expected floats"
-        )
+        check_method(settings.get("quantization_config"), settings.path)
     for field in ("attn_implementation", "_attn_implementation", "experts_implementation"):
         asked = str(settings.get(field, ""))
         if "/" in asked:

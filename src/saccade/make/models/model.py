@@ -62,7 +62,8 @@ class LoadReport:
         left_out: settings that are not used, with their values: dropout of attention weights, which a `mechanism` does
             not have; entries of a GGUF file that transformers does not read.
         rounded: stored tensors with a finer dtype than the model's.
-        dequantised: tensors of a GGUF file with their type; their numbers are those of the quantised model.
+        dequantised: tensors that a file holds in few bits, with their type; their numbers are those of the quantised
+            model. Layers that hold such numbers as they are, are not among them.
 
     Example:
         >>> import saccade

@@ -17,6 +17,7 @@ from ...operator.nn._rounded import Rounding
 from ...support._seeding import seeded
 from ._shortened import shortened
 from .checkpoints.gguf import GgufHeader, read_header
+from .checkpoints.quantised import QuantisedWeights
 from .checkpoints.reading import Stored, find_weights
 from .checkpoints.settings import CONFIG, CheckpointSettings
 from .checkpoints.transformers_reading import (
@@ -29,7 +30,7 @@ from .checkpoints.transformers_reading import (
     read_weights,
     require_transformers,
 )
-from .held_weights import dtype_beside
+from .held_weights import STORED, check_stored, dtype_beside, readable
 from .label_rows import label_axes, label_names, label_rows, reorder
 from .model import Family, LoadReport, Request
 from .transformers_model import TransformersModel
@@ -70,8 +71,12 @@ def _opened(
     labels: int | Sequence[str] | None,
     weights: str | None,
 ) -> TransformersModel:
-    stored = {} if header is not None else find_weights(folder).tensors
     config = read_configuration(folder, gguf)
+    files = None if header is not None else readable(find_weights(folder), getattr(config, "quantization_config", None))
+    stored = {} if files is None else files.tensors
+    packed = files if isinstance(files, QuantisedWeights) else None
+    if packed is not None:
+        del config.quantization_config
     if gguf is None and not config.architectures and head is None:
         head = "none"
     heads = heads_of(config)
@@ -95,7 +100,14 @@ def _opened(
             "frequencies are not scaled, and outputs differ from those of llama.cpp",
             stacklevel=2,
         )
-    read = read_weights(kind, config, folder, dtype=dtype, gguf=gguf, is_new=is_new if new else None)
+    read = read_weights(
+        *(kind, config, folder),
+        dtype=dtype,
+        gguf=gguf,
+        is_new=is_new if new else None,
+        packed=packed,
+        stored=weights == STORED,
+    )
     module = read.module.to(device or "cpu")
     if dtype_beside(weights, module.dtype) != module.dtype:
         module = module.float()
@@ -107,8 +119,13 @@ def _opened(
         if rows:
             reorder(state, axes, rows)
     rounded = _rounded(module, {name: tensor for name, tensor in stored.items() if name not in read.unused})
-    if weights is not None:
+    quantised = header.quantised if header is not None else files.dequantised(stored) if files is not None else ()
+    dequantised = tuple(name for name in quantised if name.partition(" ")[0] not in read.held)
+    if weights == STORED:
+        check_stored(module, folder if gguf is None else folder / gguf, dequantised)
+    elif weights is not None:
         Rounding(module, weights, keep=(*axes, *read.initialised)).round_all()
+    if weights is not None and header is None and packed is None:
         for parameter in module.parameters():
             parameter.data = parameter.data.clone()  # the others' memory is the mapped file, which is freed so
     family = Family(kind.__name__, {}, {name: other.__name__ for name, other in heads.items()})
@@ -121,7 +138,7 @@ def _opened(
         tied=tuple(name for name in getattr(module, "all_tied_weights_keys", ()) if name in stored),
         left_out=() if header is None else header.left_out,
         rounded=rounded,
-        dequantised=() if header is None else header.quantised,
+        dequantised=dequantised,
     )
     return model.eval()
 

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._backends.native._run import interrupted, is_plain
-from .._int4 import Int4Weight, int4_weight
+from .._groups import GroupedWeight
+from .._int4 import int4_weight
 from .._int8 import DTYPES, Int8Weight, RoundedWeight, int8_weight, rounded_product
 from .._products import FEW, FUNCTIONS, LARGE, dtypes, few_rows, multiply, rounds, unfollowed
 from ._linear import Linear
@@ -116,24 +117,34 @@ class RoundedLinear(nn.Linear):
     compiler, each call dequantises the weight.
 
     Args:
-        weight: (F, E), finite.
+        weight: (F, E), finite; or one that a checkpoint holds in few bits.
         bias: (F,) or None.
-        form: a name of `FORMS`.
+        form: a name of `FORMS`, by which floats are rounded; otherwise the name of the checkpoint's form.
+        dtype: of the model, beside a weight in few bits.
     """
 
     _like: Tensor
 
-    def __init__(self, weight: Tensor, bias: nn.Parameter | None, form: str):
+    def __init__(
+        self,
+        weight: Tensor | GroupedWeight,
+        bias: nn.Parameter | None,
+        form: str,
+        dtype: torch.dtype = torch.float32,
+    ):
         nn.Module.__init__(self)
-        self.out_features, self.in_features = weight.shape
         self.form = form
-        rounded = FORMS[form](weight)
-        self._make, self._names = type(rounded), []
-        for name, tensor in rounded._asdict().items():
-            if isinstance(tensor, Tensor):
+        rounded: Any = FORMS[form](weight) if isinstance(weight, Tensor) else weight
+        self.out_features, self.in_features = rounded.features, rounded.width
+        self._make, self._names, self._rest = type(rounded), [], {}
+        for name, value in rounded._asdict().items():
+            if isinstance(value, Tensor):
                 self._names.append(name)
-                self.register_buffer(name, tensor.view(_BITS.get(tensor.dtype, tensor.dtype)))
-        self.register_buffer("_like", weight.new_empty(0), persistent=False)  # follows the model's dtype
+                self.register_buffer(name, value.view(_BITS.get(value.dtype, value.dtype)))
+            else:
+                self._rest[name] = value
+        like = weight.new_empty(0) if isinstance(weight, Tensor) else torch.empty(0, dtype=dtype)
+        self.register_buffer("_like", like, persistent=False)  # follows the model's dtype
         super().register_parameter("bias", bias)
 
     @property
@@ -156,17 +167,18 @@ class RoundedLinear(nn.Linear):
 
     def rounded(self) -> RoundedWeight:
         """The weight in few bits."""
-        tensors: list[Any] = [self._buffers[name] for name in self._names]
-        floats = (tensor.view(_FLOATS[tensor.dtype]) if tensor.dtype in _FLOATS else tensor for tensor in tensors)
-        made: RoundedWeight = self._make(*floats, self.out_features, self.in_features)
+        tensors: dict[str, Any] = {name: self._buffers[name] for name in self._names}
+        if self._make is not GroupedWeight:
+            tensors = {name: x.view(_FLOATS.get(x.dtype, x.dtype)) for name, x in tensors.items()}
+        made: RoundedWeight = self._make(**tensors, **self._rest)
         return made
 
-    def readable(self) -> Tensor | Int4Weight | Int8Weight:
+    def readable(self) -> Tensor | GroupedWeight | Int8Weight:
         """The weight as a native step reads it."""
         if not rounds():
             return self.dense()
         weight = self.rounded()
-        return weight.halves if isinstance(weight, Bfloat16Weight) else cast(Int4Weight | Int8Weight, weight)
+        return weight.halves if isinstance(weight, Bfloat16Weight) else cast(GroupedWeight | Int8Weight, weight)
 
     def dense(self) -> Tensor:
         """The weight that the products are with (F, E), in the dtype of the model."""
@@ -223,7 +235,7 @@ class Rounding:
     the embedding that it is tied to: a step of decoding reads all of it, and of the embedding a row.
 
     Args:
-        form: a name of `FORMS`.
+        form: a name of `FORMS`; "stored" only replaces layers whose weights are given to `hold`.
         keep: names of weights that stay as they are.
     """
 
@@ -246,13 +258,35 @@ class Rounding:
         """Replace the layer with the weight of this name, if it is to be replaced. ValueError: it is not finite."""
         if name not in self._left:
             return
-        module, places = self._left.pop(name)
+        module, _ = self._left[name]
         weight = module.weight.detach()
         try:
             form = output_form(self._form) if id(module.weight) in self._tables else self._form
             layer = RoundedLinear(weight if isinstance(module, nn.Linear) else weight.t(), module.bias, form)
         except ValueError:
             raise ValueError(f"{name}: holds NaN or infinities, which {self._form} cannot hold") from None
+        self._replace(name, layer)
+
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """(F, E) of the layers that are left, by the names of their weights."""
+        return {
+            name: tuple(module.weight.shape if isinstance(module, nn.Linear) else module.weight.shape[::-1])
+            for name, (module, _) in self._left.items()
+        }
+
+    def table(self, name: str) -> bool:
+        """Whether the weight of a layer that is left is that of an embedding, too."""
+        return id(self._left[name][0].weight) in self._tables
+
+    def hold(self, name: str, weight: GroupedWeight, form: str) -> RoundedLinear:
+        """Replace the layer that is left under a name by one with a weight of a checkpoint."""
+        module, _ = self._left[name]
+        layer = RoundedLinear(weight, module.bias, form, module.weight.dtype)
+        self._replace(name, layer)
+        return layer
+
+    def _replace(self, name: str, layer: RoundedLinear) -> None:
+        module, places = self._left.pop(name)
         for parent, own in places:
             parent._modules[own] = layer.train(module.training)
 

@@ -14,13 +14,14 @@ import importlib.util
 import math
 import mmap
 import struct
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from ....support._extras import NotInstalled
 from .._shortened import shortened
@@ -53,11 +54,13 @@ class GgufHeader:
         metadata: entries by name; of arrays only the length.
         types: the type of each tensor by name, such as "Q4_K".
         counts: the number of elements of each tensor.
+        places: of each tensor where it begins in the file, and its shape.
     """
 
     metadata: dict[str, Any]
     types: dict[str, str]
     counts: tuple[int, ...]
+    places: dict[str, tuple[int, tuple[int, ...]]]
 
     @property
     def quantised(self) -> tuple[str, ...]:
@@ -165,6 +168,7 @@ def _header(reader: _Reader) -> GgufHeader:
             f"{path}: part {part} of {parts}; join the parts with llama.cpp first: llama-gguf-split --merge FIRST OUT"
         )
     types: dict[str, str] = {}
+    places: dict[str, tuple[int, tuple[int, ...]]] = {}
     counts, end = [], 0
     for _ in range(tensors):
         name = reader.text()
@@ -174,14 +178,71 @@ def _header(reader: _Reader) -> GgufHeader:
             raise ValueError(f"{path}: {shortened(name)}: tensor of the unknown type {kind}")
         types[name], block, size = _TYPES[kind]
         counts.append(math.prod(shape))
+        places[name] = offset, tuple(reversed(shape))
         end = max(end, offset + counts[-1] // block * size)
     alignment = max(int(metadata.get("general.alignment", 32)), 1)
-    needed = -(-reader.place // alignment) * alignment + end
+    data = -(-reader.place // alignment) * alignment
+    needed = data + end
     if needed > len(reader.data):
         raise ValueError(f"{path}: truncated: {len(reader.data):,} bytes of {needed:,}")
-    header = GgufHeader(metadata, types, tuple(counts))
+    placed = {name: (data + offset, shape) for name, (offset, shape) in places.items()}
+    header = GgufHeader(metadata, types, tuple(counts), placed)
     _check_architecture(header, path)
     return header
+
+
+def processor_of(header: GgufHeader, path: Path) -> Any:
+    """The part of transformers that rearranges tensors of files read with the package gguf; otherwise None."""
+    from transformers import modeling_gguf_pytorch_utils as legacy
+
+    name = header.metadata["general.architecture"]
+    if name in _own_architectures():
+        return None
+    kind: Any = legacy.TENSOR_PROCESSORS.get(name, legacy.TensorProcessor)
+    return kind(config=legacy.load_gguf_checkpoint(str(path))["config"])
+
+
+def model_names(module: nn.Module, header: GgufHeader, processor: Any) -> dict[str, str]:
+    """The tensors of a file that become one of a module each, by their names there."""
+    if processor is not None:
+        from transformers import modeling_gguf_pytorch_utils as legacy
+
+        with _named_once():
+            found = legacy.get_gguf_hf_weights_map(module, processor)
+        return {own: source for source, own in found.items() if source in header.types}
+    from transformers.core_model_loading import WeightConverter
+
+    mapping: Any = importlib.import_module("transformers.integrations.gguf.utils").get_gguf_conversion_mapping
+    names = {}
+    for source in header.types:
+        own, converted = source, False
+        for entry in mapping(header.metadata["general.architecture"], module.config):
+            own, pattern = entry.rename_source_key(own)
+            converted |= isinstance(entry, WeightConverter) and pattern is not None
+        if not converted:
+            names[own] = source
+    return names
+
+
+def row_order(linear: nn.Module, source: str, shape: tuple[int, ...], processor: Any) -> Tensor | None:
+    """The row of a file's matrix (F, E) that each row of a linear layer's weight is. ValueError: it is none."""
+    rows = torch.arange(shape[0], dtype=torch.int32)[:, None].expand(shape).numpy()
+    if processor is None:
+        return None
+    try:
+        moved = processor.process(rows, source, tensor_key_mapping={}, parsed_parameters={}).weights
+    except Exception:  # of a rearrangement that needs floats
+        moved = None
+    is_conv = not isinstance(linear, nn.Linear)  # transformers' Conv1D, which holds the transposed matrix
+    if moved is rows and not is_conv:
+        return None
+    if moved is not None:
+        order = torch.from_numpy((moved.T if is_conv else moved).copy())
+        if order.shape == shape and bool((order == order[:, :1]).all()):
+            order = order[:, 0].long()
+            if torch.equal(order.sort().values, torch.arange(shape[0])):
+                return order
+    raise ValueError(f"{source}: transformers does more than to reorder its rows")
 
 
 _SPELLED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2"}
@@ -221,7 +282,9 @@ def read_once(load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, An
     """
     last: dict[str, Any] = {}  # one file
 
-    def loaded(path: str, return_tensors: bool = False, **options: Any) -> dict[str, Any]:
+    def loaded(
+        path: str, return_tensors: bool = False, left_out: Collection[str] = (), **options: Any
+    ) -> dict[str, Any]:
         gguf: Any = importlib.import_module("gguf")
         if path not in last:
             last.clear()
@@ -230,18 +293,29 @@ def read_once(load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, An
         kept = copy.copy(reader)
         unused = "tokenizer." if return_tensors else _UNUSED
         kept.fields = {name: field for name, field in reader.fields.items() if not name.startswith(unused)}
-        whole = gguf.GGUFReader, gguf.get_tensor_name_map
-        gguf.GGUFReader, gguf.get_tensor_name_map = lambda _: kept, functools.cache(gguf.get_tensor_name_map)
+        kept.tensors = [tensor for tensor in reader.tensors if tensor.name not in left_out]
+        whole, gguf.GGUFReader = gguf.GGUFReader, lambda _: kept
         try:
-            if return_tensors:
-                return load(path, return_tensors=True, **options)
-            if not read:
-                read.update(load(path))
-            return {part: {name: copy.copy(value) for name, value in of.items()} for part, of in read.items()}
+            with _named_once():
+                if return_tensors:
+                    return load(path, return_tensors=True, **options)
+                if not read:
+                    read.update(load(path))
+                return {part: {name: copy.copy(value) for name, value in of.items()} for part, of in read.items()}
         finally:
-            gguf.GGUFReader, gguf.get_tensor_name_map = whole
+            gguf.GGUFReader = whole
 
     return loaded
+
+
+@contextmanager
+def _named_once() -> Iterator[None]:
+    gguf: Any = importlib.import_module("gguf")
+    whole, gguf.get_tensor_name_map = gguf.get_tensor_name_map, functools.cache(gguf.get_tensor_name_map)
+    try:
+        yield
+    finally:
+        gguf.get_tensor_name_map = whole
 
 
 def _quick(base: type[Any]) -> type[Any]:

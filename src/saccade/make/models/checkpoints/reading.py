@@ -62,6 +62,14 @@ class StoredWeights:
                 shares[stored.dtype] = shares.get(stored.dtype, 0) + stored.bytes
         return max(shares, key=shares.__getitem__) if shares else torch.float32
 
+    def dequantised(self, used: Collection[str]) -> tuple[str, ...]:
+        """Which of the tensors that are used as floats are whole numbers in the files."""
+        return ()
+
+    def zero_biases(self) -> tuple[str, ...]:
+        """Biases of zeros that quantisation may have added to layers without one."""
+        return ()
+
     def read(self, names: list[str]) -> Iterator[tuple[str, Tensor]]:
         """Read each tensor to the CPU. It is valid until the next one is read."""
         return ((name, tensor) for name, _, tensor in self._read(names, most=None))

@@ -26,6 +26,8 @@ from ....support._garbage_collection import uncollected
 from ....support._seeding import seeded
 from .._shortened import shortened
 from .gguf import read_header, read_once
+from .held_layers import HeldLayer, gguf_layers, packed_layers, put, put_while_loading, replaced
+from .quantised import QuantisedWeights
 from .reading import PICKLED, PICKLED_INDEX, SAFE, SAFE_INDEX, find_weights, read_json
 
 _ATTENTION = ("eager", "sdpa", "flex_attention", "saccade")  # PyTorch's, and the one of `register()`
@@ -49,11 +51,13 @@ class TransformersWeights(NamedTuple):
         module: in evaluation mode.
         initialised: parameters that the files lack, with random numbers: of a pooler, or allowed by the caller.
         unused: stored tensors that the module does not have.
+        held: stored tensors that linear layers hold as they are, and nothing else has as floats.
     """
 
     module: Any
     initialised: tuple[str, ...]
     unused: tuple[str, ...]
+    held: frozenset[str] = frozenset()
 
 
 def require_transformers(source: str) -> None:
@@ -154,6 +158,8 @@ def read_weights(
     dtype: torch.dtype | None = None,
     gguf: str | None = None,
     is_new: Callable[[str], bool] | None = None,
+    packed: QuantisedWeights | None = None,
+    stored: bool = False,
 ) -> TransformersWeights:
     """A module of a class of transformers with the weights of a folder: safetensors first, .bin files without code.
 
@@ -163,14 +169,22 @@ def read_weights(
         gguf: the name of a GGUF file in the folder, which is dequantised.
         is_new: whether a parameter that the files lack, or have in another shape, may be initialised randomly; None if
             there are no such parameters.
+        packed: the tensors of a folder whose linear layers are quantised.
+        stored: whether linear layers hold quantised weights as they are; otherwise these are dequantised.
 
     Raises:
         UnreadableCheckpoint: an error of transformers, parameters that are missing or of another shape, sizes far above
             those of the files.
     """
     if gguf is not None:
-        return _from_gguf(kind, config, folder, dtype, gguf)
+        return _from_gguf(kind, config, folder, dtype, gguf, stored)
     check_sizes(config, stored_sizes(folder), kind)
+    if packed is not None:
+        layers = packed_layers(_on_meta(kind, config), packed) if stored else {}
+        held = {layer.source for layer in layers.values()}
+        floats = {name: x.clone() for name, x in packed.read([name for name in packed.tensors if name not in held])}
+        dtype = dtype or config.dtype or packed.dtype()
+        return _read(kind, config, None, dtype, is_new, {"state_dict": floats}, layers)
     has_safe = any((folder / name).is_file() for name in (SAFE, SAFE_INDEX))
     if not has_safe and not any((folder / name).is_file() for name in (PICKLED, PICKLED_INDEX)):
         raise UnreadableCheckpoint(f"weights: missing from the folder, expected {SAFE} or {PICKLED}")
@@ -178,7 +192,15 @@ def read_weights(
     return _read(kind, config, folder, dtype, is_new, options)
 
 
-def _from_gguf(kind: Any, config: Any, folder: Path, dtype: torch.dtype | None, gguf: str) -> TransformersWeights:
+def _on_meta(kind: Any, config: Any) -> Any:
+    # Without changing the caller's random state.
+    with torch.device("meta"), seeded(None):
+        return kind(copy.deepcopy(config))
+
+
+def _from_gguf(
+    kind: Any, config: Any, folder: Path, dtype: torch.dtype | None, gguf: str, stored: bool
+) -> TransformersWeights:
     """The class that the file describes, or its body: transformers maps the names of a file to those of that class."""
     import transformers
 
@@ -190,22 +212,24 @@ def _from_gguf(kind: Any, config: Any, folder: Path, dtype: torch.dtype | None, 
     if hasattr(transformers, "GgufConfig"):  # older versions always dequantise
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     dtype = dtype or (torch.float32 if header.quantised else header.dtype)
-    read = _read(whole, config, folder, dtype, None, options)
+    layers = gguf_layers(_on_meta(whole, config), header, folder / gguf) if stored else {}
+    read = _read(whole, config, folder, dtype, None, options, layers)
     return read if kind is whole else read._replace(module=read.module.base_model)
 
 
 def _read(
     kind: Any,
     config: Any,
-    folder: Path,
+    folder: Path | None,
     dtype: torch.dtype | None,
     is_new: Callable[[str], bool] | None,
     options: dict[str, Any],
+    layers: dict[str, HeldLayer] | None = None,
 ) -> TransformersWeights:
     try:
-        with seeded(0) if is_new is None else nullcontext():
+        with seeded(0) if is_new is None else nullcontext(), put_while_loading(layers) if layers else nullcontext():
             module, report = kind.from_pretrained(
-                str(folder),
+                None if folder is None else str(folder),
                 config=config,
                 dtype="auto" if dtype is None else dtype,
                 output_loading_info=True,
@@ -230,7 +254,11 @@ def _read(
             f"expected the weights its config.json describes, missing: {', '.join(missing[:3])}{more}"
         )
     initialised = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
-    return TransformersWeights(module.eval(), tuple(sorted(initialised)), tuple(sorted(report["unexpected_keys"])))
+    put(module, layers or {}, tied=True)
+    held = frozenset(layer.source for layer in (layers or {}).values() if not layer.tied)
+    return TransformersWeights(
+        module.eval(), tuple(sorted(initialised)), tuple(sorted(report["unexpected_keys"])), held
+    )
 
 
 def read_tokenizer(folder: Path, gguf: str | None = None) -> Any:
@@ -272,10 +300,7 @@ def check_sizes(config: Any, counts: Sequence[int], make: Callable[[Any], Any]) 
     """
     numbers = sum(counts)
     try:
-        # On the meta device, and without changing the caller's random state.
-        with torch.device("meta"), seeded(None):
-            made = make(copy.deepcopy(config))
-        needed = sum(parameter.numel() for parameter in made.parameters())
+        needed = sum(parameter.numel() for parameter in _on_meta(make, config).parameters())
     except Exception:  # transformers raises it again when it makes the model
         return
     most = _PACKED * numbers + _SMALL if counts else _memory() // 4
@@ -360,18 +385,14 @@ def _switched() -> Iterator[None]:
             (legacy, "load_gguf_checkpoint", read_once(legacy.load_gguf_checkpoint)),
             (legacy, "tqdm", _no_bar),
         ]
-    before = [(module, name, getattr(module, name)) for module, name, _ in switches if hasattr(module, name)]
     verbosity, bars, of_hub = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.get_verbosity()
-    for module, name, value in switches:
-        setattr(module, name, value)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     hub.set_verbosity_error()
     try:
-        yield
+        with replaced(switches):
+            yield
     finally:
-        for module, name, value in before:
-            setattr(module, name, value)
         hub.set_verbosity(of_hub)
         logging.set_verbosity(verbosity)
         if bars:
