@@ -5,7 +5,7 @@
 - Language: the embedded model, as a Llama of transformers and as a file of llama.cpp's, on windows of novels that it
   has not read. KL divergence of the next token's distribution from that in float32, agreement of the first token,
   perplexity.
-- Sentences: MiniLM's vectors beside those in float32, and how often a sentence is found by a copy of itself that lost
+- Sentences: MiniLM's vectors beside those in float32, and how often a sentence is found by a copy of itself that kept
   a third of its words, among all sentences.
 - Labels: MiniLM, tuned here on SST-2's training sentences, on its test sentences; with the 95 % interval of the
   difference from float32, sentence by sentence.
@@ -143,7 +143,7 @@ def sentences(novels: Path, count: int) -> list[str]:
 
 def damaged(sentence: str, generator: random.Random) -> str:
     words = sentence.split()
-    kept = sorted(generator.sample(range(len(words)), len(words) - len(words) // 3))
+    kept = sorted(generator.sample(range(len(words)), len(words) // 3))
     return " ".join(words[at] for at in kept)
 
 

@@ -299,17 +299,22 @@ struct FewRows {
 constexpr int kInt8Panel = 64;   // features of a panel
 constexpr int kInt8Block = 128;  // terms with one scale: their sums fit into the whole numbers of a float
 
-// out (R, F) = x (R, E) W^T + b of int8 weights W in panels (int8.h); x and out float32, or both bf16. `scales`
+enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2, relu = 3, silu = 4 };
+
+// out (R, F) = f(x (R, E) W^T + b) + y of int8 weights W in panels (int8.h); x, y and out float32, or all bf16. `scales`
 // [F / 64][E / 128][2][64]: of each block of W's rows the scale, and the sum of its integers. A row with NaN or infinities
 // gives NaN; how many there are comes back.
 struct Int8Product {
     int64_t rows = 0, width = 0, features = 0;  // R, E, F
     int threads = 1;
     bool half = false;
+    Activation activation = Activation::none;  // f
     const void* x = nullptr;
     const int8_t* weight = nullptr;
     const float *scales = nullptr, *bias = nullptr;  // bias (F,): or null
+    const void* added = nullptr;  // y (R, F): or null
     void* out = nullptr;
+    const Int8Product* next = nullptr;  // a product of as many rows that reads f(x W^T + b), which is then written nowhere
 };
 
 // How a weight of few bits is held (groups.h), as `GroupForm.code` in operator/_groups.py puts it into a number.

@@ -12,12 +12,15 @@
 #include <atomic>
 #include <cfloat>
 
+#include "activations.h"
 #include "call.h"
 #include "parallel.h"
 #include "simd.h"
 
 namespace saccade {
 namespace SACCADE_SET {
+
+constexpr int64_t kInt8RowsAtOnce = 96;  // of a task: their bytes stay in the second-level cache, and 64 to 176 are as fast
 
 // How four terms are taken at once. `Quads`: by one instruction, bytes as they are. `Halves`: even and odd terms as 16 bits.
 struct Halves {
@@ -64,15 +67,41 @@ struct ByteBlock {
     float scale, zero;
 };
 
-// `nothing` becomes NaN if a number of the block is not finite; its bytes are of no use then.
-template <class T> SACCADE_INLINE void block_as_bytes(const T* x, int64_t width, uint8_t* to, ByteBlock& block, vf& nothing) {
-    typedef uint8_t vb __attribute__((vector_size(lanes)));
-    vf low = {}, high = {};
-    for (int64_t k = 0; k < width; k += lanes) {
-        const vf part = load_as_float(x + k, width - k);
-        nothing += part - part;  // NaN for infinities, too
-        high = maximum(part, high), low = maximum(-part, low);
+// Rows as bytes: block n of row r, kInt8Block terms, is `place(n, r)` in `blocks` and in `bytes`. So a block of all rows is one
+// stream.
+struct ByteRows {
+    uint8_t* bytes;
+    ByteBlock* blocks;
+    int64_t most;  // rows that there is memory for
+
+    static int64_t size(int64_t rows, int64_t width, int bytes) {
+        return rows * ((width + kInt8Block - 1) / kInt8Block) * (kInt8Block * bytes + (int64_t)sizeof(ByteBlock));
     }
+    ByteRows(void* memory, int64_t rows, int64_t width, int bytes)
+        : bytes(static_cast<uint8_t*>(memory)),
+          blocks(reinterpret_cast<ByteBlock*>(this->bytes + rows * ((width + kInt8Block - 1) / kInt8Block) * kInt8Block * bytes)),
+          most(rows) {}
+    int64_t place(int64_t block, int64_t row) const { return block * most + row; }
+    ByteRows from(int64_t row, int bytes) const {
+        ByteRows rest = *this;
+        rest.bytes += row * kInt8Block * bytes, rest.blocks += row;
+        return rest;
+    }
+};
+
+// `part(k)` are the numbers from k on, 0 beyond the row. `nothing` becomes NaN if one of them is not finite; the bytes are of
+// no use then.
+template <class D, class Part> SACCADE_INLINE void block_as_bytes(const ByteRows& rows, int64_t place, vf& nothing, const Part& part) {
+    typedef uint8_t vb __attribute__((vector_size(lanes)));
+    constexpr int vectors = kInt8Block / lanes;
+    vf low = {}, high = {}, x[vectors];
+#pragma GCC unroll 8
+    for (int n = 0; n < vectors; n++) {
+        x[n] = part(n * lanes);
+        nothing += x[n] - x[n];  // NaN for infinities, too
+        high = maximum(x[n], high), low = maximum(-x[n], low);
+    }
+    ByteBlock& block = rows.blocks[place];
     const float below = greatest(low);
     block.scale = std::max(greatest(high) / 255 + below / 255, FLT_MIN);
     const float inverse = 1 / block.scale;
@@ -80,146 +109,195 @@ template <class T> SACCADE_INLINE void block_as_bytes(const T* x, int64_t width,
     // In the same instruction as the numbers: the least becomes 0 and no byte is negative, however this is compiled.
     block.zero = fused(splat(below), splat(inverse), splat(magic))[0] - magic;
     const vf shift = splat(magic + block.zero);
-    for (int64_t k = 0; k < width; k += lanes) {
-        const vf part = load_as_float(x + k, width - k);
-        const vi q = (vi)fused(part, splat(inverse), shift) - (vi)splat(magic);  // never below 0: the least rounds to it
-        const vb some = __builtin_convertvector(q > 255 ? vi{} + 255 : q, vb);
-        memcpy(to + k, &some, lanes);
+    uint8_t some[kInt8Block], *const to = rows.bytes + place * kInt8Block * D::bytes, *const one = D::bytes == 1 ? to : some;
+#pragma GCC unroll 8
+    for (int n = 0; n < vectors; n++) {
+        const vi q = (vi)fused(x[n], splat(inverse), shift) - (vi)splat(magic);  // never below 0: the least rounds to it
+        const vb bytes = __builtin_convertvector(q > 255 ? vi{} + 255 : q, vb);
+        memcpy(one + n * lanes, &bytes, lanes);
     }
+    if constexpr (D::bytes == 2) D::widen(some, kInt8Block, to);
 }
 
-// Whether all numbers of the row are finite.
-template <class T> bool row_as_bytes(const T* x, int64_t width, uint8_t* to, ByteBlock* blocks) {
+// A row of which a number is not finite, as `nothing` says, gives NaN. Whether it is one.
+template <class D> bool spoil_row(const ByteRows& rows, int64_t row, int64_t blocks, vf nothing) {
+    if (total(nothing) == 0) return false;
+    for (int64_t n = 0; n < blocks; n++) {
+        memset(rows.bytes + rows.place(n, row) * kInt8Block * D::bytes, 0, kInt8Block * D::bytes);
+        rows.blocks[rows.place(n, row)] = {std::numeric_limits<float>::quiet_NaN(), 0};
+    }
+    return true;
+}
+
+template <class D, class T> bool row_as_bytes(const T* x, int64_t width, const ByteRows& rows, int64_t row) {
     vf nothing = {};
     for (int64_t k = 0; k < width; k += kInt8Block)
-        block_as_bytes(x + k, std::min<int64_t>(kInt8Block, width - k), to + k, blocks[k / kInt8Block], nothing);
-    return total(nothing) == 0;
+        block_as_bytes<D>(rows, rows.place(k / kInt8Block, row), nothing, [&](int n) SACCADE_LAMBDA { return load_as_float(x + k + n, width - k - n); });
+    return spoil_row<D>(rows, row, (width + kInt8Block - 1) / kInt8Block, nothing);
 }
 
-// What the tasks of one call share.
-template <class T> struct Int8Rows {
-    const Int8Product& call;
-    const uint8_t* bytes;
-    const ByteBlock* blocks;  // (R, N)
-    int64_t stride;           // of `bytes`
-    int64_t first;            // row of the call that `bytes` begins with
-};
-
-// A part of a panel: its bytes, and its scales and sums, `2 * kInt8Panel` numbers after those of the block before.
-struct Int8Panel {
-    const int8_t* bytes;
-    const float* scales;
-    int64_t feature;
-};
-
-// R rows from `row` on with M vectors of a panel.
-template <class D, int R, int M, class T>
-void int8_tile(const Int8Rows<T>& all, int64_t row, const Int8Panel& panel, bool ahead) {
-    const Int8Product& call = all.call;
-    const int64_t blocks = (call.width + kInt8Block - 1) / kInt8Block;
-    const uint8_t* const x = all.bytes + row * all.stride;
-    vf out[R][M] = {};
-    for (int64_t block = 0; block < blocks; block++) {
-        vi sum[R][M] = {};
-        const int64_t stop = std::min(call.width, (block + 1) * kInt8Block);
-        for (int64_t k = block * kInt8Block; k < stop; k += 4) {
-            const int8_t* const w = panel.bytes + k * kInt8Panel;
-            if (ahead)
-                for (int n = 0; n < 4; n++) __builtin_prefetch(w + 4096 + 64 * n, 0, 2);
-            typename D::Line line[M];
+// R rows with M vectors of a panel, the terms of one block: added to `out`, rows of kInt8Panel numbers, or put there by the first block.
+template <class D, int R, int M>
+void int8_tile(const ByteRows& of, int64_t row, int64_t block, const int8_t* w, int64_t terms, const float* scales, float* out, bool ahead) {
+    const uint8_t* const x = of.bytes + of.place(block, row) * kInt8Block * D::bytes;
+    vi sum[R][M] = {};
+    for (int64_t k = 0; k < terms; k += 4, w += 4 * kInt8Panel) {
+        if (ahead)
+            for (int n = 0; n < 4; n++) __builtin_prefetch(w + 4096 + 64 * n, 0, 2);
+        typename D::Line line[M];
 #pragma GCC unroll 4
-            for (int n = 0; n < M; n++) D::line(w + 4 * lanes * n, line[n]);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++) {
-                typename D::Spread four;
-                D::spread(x + r * all.stride + k * D::bytes, four);
-#pragma GCC unroll 4
-                for (int n = 0; n < M; n++) sum[r][n] = D::add(sum[r][n], four, line[n]);
-            }
-        }
-        const float* const scales = panel.scales + block * 2 * kInt8Panel;
+        for (int n = 0; n < M; n++) D::line(w + 4 * lanes * n, line[n]);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const ByteBlock& of = all.blocks[(row + r) * blocks + block];
+            typename D::Spread four;
+            D::spread(x + (r * kInt8Block + k) * D::bytes, four);
 #pragma GCC unroll 4
-            for (int n = 0; n < M; n++) {  // whole numbers below 2^24 up to the product with the scales
-                const vf shifted = fused(splat(-of.zero), load(scales + kInt8Panel + n * lanes), __builtin_convertvector(sum[r][n], vf));
-                out[r][n] = fused(shifted, splat(of.scale) * load(scales + n * lanes), out[r][n]);
-            }
+            for (int n = 0; n < M; n++) sum[r][n] = D::add(sum[r][n], four, line[n]);
         }
     }
+    const ByteBlock* const blocks = of.blocks + of.place(block, row);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
+    for (int r = 0; r < R; r++) {
+        float* const to = out + (row + r) * kInt8Panel;
+        const vf scale = splat(blocks[r].scale), zero = splat(blocks[r].zero);
 #pragma GCC unroll 4
-        for (int n = 0; n < M; n++) {
-            const int64_t f = panel.feature + n * lanes, left = call.features - f;
-            if (left <= 0) break;
-            if (call.bias) out[r][n] += load_as_float(call.bias + f, left);
-            store_from_float(static_cast<T*>(call.out) + (all.first + row + r) * call.features + f, out[r][n], left);
+        for (int n = 0; n < M; n++) {  // whole numbers below 2^24 up to the product with the scales
+            const vf shifted = fused(-zero, load(scales + kInt8Panel + n * lanes), __builtin_convertvector(sum[r][n], vf));
+            store(to + n * lanes, fused(shifted, scale * load(scales + n * lanes), block ? load(to + n * lanes) : vf{}));
         }
+    }
 }
 
-template <class D, int M, class T>
-SACCADE_INLINE void int8_tiles(const Int8Rows<T>& all, int64_t row, int64_t rows, const Int8Panel& panel, bool ahead) {
-    for (const int64_t stop = row + rows; row < stop; ahead = false) {
-        const int64_t left = stop - row;
+// `then(row, size)` after each tile.
+template <class D, int M, class Then>
+SACCADE_INLINE void int8_tiles(const ByteRows& of, int64_t rows, int64_t block, const int8_t* w, int64_t terms, const float* scales, float* out, const Then& then) {
+    bool ahead = rows <= 8;
+    for (int64_t row = 0; row < rows; ahead = false) {
+        const int64_t left = rows - row;
         // The last two tiles share what is left: 4 and 4 rows, not 6 and 2.
         const int64_t size = left <= D::rows ? left : left < 2 * D::rows ? (left + 1) / 2 : D::rows;
         switch (size) {
-            case 1: int8_tile<D, 1, M>(all, row, panel, ahead); break;
-            case 2: int8_tile<D, 2, M>(all, row, panel, ahead); break;
-            case 3: int8_tile<D, 3, M>(all, row, panel, ahead); break;
-            case 4: if constexpr (D::rows >= 4) int8_tile<D, 4, M>(all, row, panel, ahead); break;
-            case 5: if constexpr (D::rows >= 5) int8_tile<D, 5, M>(all, row, panel, ahead); break;
-            case 6: if constexpr (D::rows >= 6) int8_tile<D, 6, M>(all, row, panel, ahead); break;
+            case 1: int8_tile<D, 1, M>(of, row, block, w, terms, scales, out, ahead); break;
+            case 2: int8_tile<D, 2, M>(of, row, block, w, terms, scales, out, ahead); break;
+            case 3: int8_tile<D, 3, M>(of, row, block, w, terms, scales, out, ahead); break;
+            case 4: if constexpr (D::rows >= 4) int8_tile<D, 4, M>(of, row, block, w, terms, scales, out, ahead); break;
+            case 5: if constexpr (D::rows >= 5) int8_tile<D, 5, M>(of, row, block, w, terms, scales, out, ahead); break;
+            case 6: if constexpr (D::rows >= 6) int8_tile<D, 6, M>(of, row, block, w, terms, scales, out, ahead); break;
         }
+        then(row, size);
         row += size;
     }
 }
 
-// Quantise up to 16 MiB of rows, then multiply them: tasks are blocks of rows that stay in the second-level cache, times
-// groups of panels, as many as keep all threads busy to the end.
-template <class D, class T> int64_t int8_rows(const Int8Product& call) {
-    static_assert(D::rows <= 6 && kInt8Panel / lanes % D::vectors == 0);
-    const int64_t stride = ((call.width + 63) / 64 * 64) * D::bytes + 64;  // not a multiple of a page
-    const int64_t panels = (call.features + kInt8Panel - 1) / kInt8Panel;
-    const int64_t padded = (call.width + 3) / 4 * 4, panel_bytes = padded * kInt8Panel;
-    const int64_t most = std::min(call.rows, std::max<int64_t>((1 << 24) / stride, 1));
-    const int64_t blocks_of = (call.width + kInt8Block - 1) / kInt8Block;
-    const Workspace memory(most * (stride + blocks_of * (int64_t)sizeof(ByteBlock)));
-    uint8_t* const bytes = static_cast<uint8_t*>(memory.data());
-    ByteBlock* const scales = reinterpret_cast<ByteBlock*>(bytes + most * stride);
-    std::atomic<int64_t> odd{0};
-    for (int64_t first = 0; first < call.rows; first += most) {
-        const int64_t count = std::min(most, call.rows - first);
-        const int64_t at_once = std::max<int64_t>((1 << 14) / call.width, 1);
-        parallel(call.threads, (count + at_once - 1) / at_once, [&](int64_t task, int) {
-            for (int64_t r = task * at_once; r < std::min(count, (task + 1) * at_once); r++) {
-                const T* const x = static_cast<const T*>(call.x) + (first + r) * call.width;
-                uint8_t* to = bytes + r * stride;
-                if constexpr (D::bytes == 2) to = static_cast<uint8_t*>(scratch(0, stride));
-                if (!row_as_bytes(x, call.width, to, scales + r * blocks_of)) {
-                    odd++;
-                    memset(to, 0, padded);
-                    std::fill_n(scales + r * blocks_of, blocks_of, ByteBlock{std::numeric_limits<float>::quiet_NaN(), 0});
-                }
-                if constexpr (D::bytes == 2) D::widen(to, padded, bytes + r * stride);
+// Panel p times rows to `out`, rows of kInt8Panel numbers. A block of the panel, 8 KiB, stays in the first-level cache for all rows.
+// `finish(row, size, n)` when `size` rows of the features from n on are complete.
+template <class D, class Finish> void int8_panel(const Int8Product& call, const ByteRows& of, int64_t rows, int64_t p, float* out, const Finish& finish) {
+    const int64_t padded = (call.width + 3) / 4 * 4, blocks = (call.width + kInt8Block - 1) / kInt8Block;
+    for (int64_t block = 0; block < blocks; block++)
+        for (int n = 0; n < kInt8Panel; n += D::vectors * lanes) {
+            const int64_t k = block * kInt8Block;
+            int8_tiles<D, D::vectors>(of, rows, block, call.weight + (p * padded + k) * kInt8Panel + 4 * n, std::min<int64_t>(kInt8Block, call.width - k),
+                                      call.scales + (p * blocks + block) * 2 * kInt8Panel + n, out + n,
+                                      [&](int64_t row, int64_t size) SACCADE_LAMBDA { if (block == blocks - 1) finish(row, size, n); });
+        }
+}
+
+// M vectors of complete rows from feature f on, to the call's `out`.
+template <int M, class T> void int8_finish(const Int8Product& call, const float* from, int64_t row, int64_t rows, int64_t f) {
+    const int64_t left = call.features - f;
+    vf bias[M] = {};
+#pragma GCC unroll 4
+    for (int n = 0; n < M; n++)
+        if (call.bias) bias[n] = load_as_float(call.bias + f + n * lanes, left - n * lanes);
+    with_activation(call.activation, [&](auto function) {
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t at = (row + r) * call.features + f;
+#pragma GCC unroll 4
+            for (int n = 0; n < M; n++) {
+                vf x = function(load(from + r * kInt8Panel + n * lanes) + bias[n]);
+                if (call.added) x += load_as_float(static_cast<const T*>(call.added) + at + n * lanes, left - n * lanes);
+                store_from_float(static_cast<T*>(call.out) + at + n * lanes, x, left - n * lanes);
+            }
+        }
+    });
+}
+
+// Rows from `first` on of the panels from `p` to `stop`, written to the call's `out`.
+template <class D, class T>
+void int8_write(const Int8Product& call, const ByteRows& of, int64_t first, int64_t rows, int64_t p, int64_t stop) {
+    float* const out = static_cast<float*>(scratch(1, rows * kInt8Panel * sizeof(float)));
+    for (; p < stop; p++)
+        // After each tile: memory takes its numbers while the next one is computed.
+        int8_panel<D>(call, of, rows, p, out, [&](int64_t row, int64_t size, int n) {
+            int8_finish<D::vectors, T>(call, out + row * kInt8Panel + n, first + row, size, p * kInt8Panel + n);
+        });
+}
+
+// The rows activation(x W^T + b) as bytes, a block of features after the other: their floats are never all there. How many rows are spoilt.
+template <class D> int64_t int8_through(const Int8Product& call, const ByteRows& of, int64_t rows, const ByteRows& to) {
+    constexpr int panels = kInt8Block / kInt8Panel;
+    const int64_t blocks = (call.features + kInt8Block - 1) / kInt8Block, size = rows * kInt8Panel;
+    float* const out = static_cast<float*>(scratch(1, (panels * size + rows * lanes) * sizeof(float)));
+    float* const nothing = out + panels * size;
+    std::fill_n(nothing, rows * lanes, 0.0f);
+    for (int64_t block = 0; block < blocks; block++) {
+        for (int p = 0; p < panels; p++) {
+            if ((block * panels + p) * kInt8Panel < call.features) int8_panel<D>(call, of, rows, block * panels + p, out + p * size, [](int64_t, int64_t, int) {});
+            else std::fill_n(out + p * size, size, 0.0f);
+        }
+        float bias[kInt8Block] = {};
+        if (call.bias) std::copy_n(call.bias + block * kInt8Block, std::min<int64_t>(kInt8Block, call.features - block * kInt8Block), bias);
+        with_activation(call.activation, [&](auto function) {
+            for (int64_t r = 0; r < rows; r++) {
+                vf some = load(nothing + r * lanes);
+                block_as_bytes<D>(to, to.place(block, r), some, [&](int n) SACCADE_LAMBDA {
+                    return function(load(out + n / kInt8Panel * size + r * kInt8Panel + n % kInt8Panel) + load(bias + n));
+                });
+                store(nothing + r * lanes, some);
             }
         });
-        const Int8Rows<T> all{call, bytes, scales, stride, first};
-        const int64_t fitting = std::max<int64_t>((1 << 18) / stride, D::rows);
-        const int64_t blocks = (count + fitting - 1) / fitting;
-        const int64_t block = ((count + blocks - 1) / blocks + D::rows - 1) / D::rows * D::rows;
-        const int64_t groups = std::min(panels, std::max<int64_t>((8 * call.threads + blocks - 1) / blocks, 1));
+    }
+    int64_t odd = 0;
+    for (int64_t r = 0; r < rows; r++) odd += spoil_row<D>(to, r, blocks, load(nothing + r * lanes));
+    return odd;
+}
+
+// Tasks are blocks of rows that stay in the second-level cache with their bytes. Where there are too few rows for that, bytes are
+// made first, up to 16 MiB, and tasks are blocks of rows times groups of panels, as many as keep all threads busy to the end.
+template <class D, class T> int64_t int8_rows(const Int8Product& call) {
+    static_assert(D::rows <= 6 && kInt8Panel / lanes % D::vectors == 0 && kInt8Block % kInt8Panel == 0);
+    const int64_t panels = (call.features + kInt8Panel - 1) / kInt8Panel, fitting = kInt8RowsAtOnce;
+    std::atomic<int64_t> odd{0};
+    const auto as_bytes = [&](int64_t row, const ByteRows& to, int64_t at) {
+        odd += row_as_bytes<D>(static_cast<const T*>(call.x) + row * call.width, call.width, to, at);
+    };
+    if (call.next || call.rows >= call.threads * (fitting / 2)) {
+        const int64_t count = (call.rows + fitting - 1) / fitting, tasks = (count + call.threads - 1) / call.threads * call.threads;
+        parallel(call.threads, tasks, [&](int64_t task, int) {
+            const auto begin = [&](int64_t n) { return n == tasks ? call.rows : n * call.rows / tasks / D::rows * D::rows; };  // whole tiles
+            const int64_t first = begin(task), size = begin(task + 1) - first;
+            if (!size) return;
+            const ByteRows of(scratch(0, ByteRows::size(size, call.width, D::bytes)), size, call.width, D::bytes);
+            for (int64_t r = 0; r < size; r++) as_bytes(first + r, of, r);
+            if (!call.next) return int8_write<D, T>(call, of, first, size, 0, panels);
+            const ByteRows to(scratch(2, ByteRows::size(size, call.features, D::bytes)), size, call.features, D::bytes);
+            odd += int8_through<D>(call, of, size, to);
+            int8_write<D, T>(*call.next, to, first, size, 0, (call.next->features + kInt8Panel - 1) / kInt8Panel);
+        });
+        return odd;
+    }
+    const int64_t most = std::min(call.rows, std::max<int64_t>((1 << 24) / ByteRows::size(1, call.width, D::bytes), 1));
+    const Workspace memory(ByteRows::size(most, call.width, D::bytes));
+    for (int64_t first = 0; first < call.rows; first += most) {
+        const int64_t count = std::min(most, call.rows - first), at_once = std::max<int64_t>((1 << 14) / call.width, 1);
+        const ByteRows of(memory.data(), most, call.width, D::bytes);
+        parallel(call.threads, (count + at_once - 1) / at_once, [&](int64_t task, int) {
+            for (int64_t r = task * at_once; r < std::min(count, (task + 1) * at_once); r++) as_bytes(first + r, of, r);
+        });
+        const int64_t blocks = (count + fitting - 1) / fitting, groups = std::min(panels, std::max<int64_t>((8 * call.threads + blocks - 1) / blocks, 1));
         parallel(call.threads, blocks * groups, [&](int64_t task, int) {
-            const int64_t row = task / groups * block, size = std::min(block, count - row), group = task % groups;
-            if (size <= 0) return;
-            for (int64_t p = group * panels / groups; p < (group + 1) * panels / groups; p++)
-                for (int n = 0; n < kInt8Panel / lanes; n += D::vectors) {
-                    const float* const scale = call.scales + p * blocks_of * 2 * kInt8Panel + n * lanes;
-                    const Int8Panel panel{call.weight + p * panel_bytes + 4 * lanes * n, scale, p * kInt8Panel + n * lanes};
-                    int8_tiles<D, D::vectors>(all, row, size, panel, count <= 8);
-                }
+            const int64_t row = task / groups * count / blocks, size = (task / groups + 1) * count / blocks - row, group = task % groups;
+            int8_write<D, T>(call, of.from(row, D::bytes), first + row, size, group * panels / groups, (group + 1) * panels / groups);
         });
     }
     return odd;

@@ -15,6 +15,7 @@ from torch import nn
 
 import saccade
 from rounded_by_hand import rounded
+from saccade.operator import _products
 from saccade.operator._int8 import int8_weight
 
 SIZES = dict(vocab_size=307, hidden_size=192, intermediate_size=389, num_hidden_layers=2, num_attention_heads=3)
@@ -78,6 +79,41 @@ def test_padding_is_left_out_all_the_same(model, every_size):
         for _ in range(3):
             model(**batch)
         assert "encoder.layer.0,1: layer without padding, taken" in run.explain()
+
+
+class Spy:
+    """Counts calls of two products in one."""
+
+    def __init__(self, monkeypatch):
+        self.count, self.multiply = 0, _products.multiply_int8
+        monkeypatch.setattr(_products, "multiply_int8", self)
+
+    def __call__(self, *args, then=None, **kwargs):
+        self.count += then is not None
+        return self.multiply(*args, then=then, **kwargs)
+
+
+@torch.no_grad()
+def test_feed_forward_layers_are_one_pass_unless_somebody_looks_inside(monkeypatch):
+    """Only here it shows that the wide numbers are still written, or that a hook on a part is not called."""
+    torch.manual_seed(0)
+    spy, x = Spy(monkeypatch), torch.randn(8, 48 * torch.get_num_threads(), 192)
+    attention = saccade.nn.AttentionConfig(192, heads=3)
+    own = saccade.nn.EncoderBlock(saccade.nn.BlockConfig(attention, hidden=389, activation="gelu", placement="post"))
+    config = transformers.BertConfig(**SIZES, attn_implementation="sdpa")
+    foreign = transformers.models.bert.modeling_bert.BertLayer(config)
+    for block, inner in ((own.eval(), own.feed_forward.up), (foreign.eval(), foreign.intermediate)):
+        with saccade.accelerate(block, weights="int8") as run:
+            for _ in range(2):
+                block(x)
+            count, fused, seen = spy.count, block(x), []
+            assert spy.count == count + 1, run.explain()
+            handle = inner.register_forward_hook(lambda module, args, out, seen=seen: seen.append(out))
+            plain = block(x)
+            handle.remove()
+            assert spy.count == count + 1
+        assert seen[0].shape == (*x.shape[:2], 389)
+        assert (plain - fused).square().mean() < 1e-6  # norms give ones; few roundings fall to the other side
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from native.fuzzing import each_set
 from saccade.operator._backends.native import _kernels
-from saccade.operator._int8 import BLOCK, int8_weight, multiply_int8, rounded_product
+from saccade.operator._int8 import BLOCK, FUNCTIONS, int8_weight, multiply_int8, rounded_product
 
 SIZES = [(1, 2, 1), (3, 7, 65), (13, 127, 61), (5, 131, 67), (8, 389, 193), (37, 1537, 71), (301, 257, 131)]
 
@@ -73,6 +73,47 @@ def test_rounding_stays_within_half_a_step(size, dtype):
         assert got.dtype == dtype
         assert ((got.double() - exact).abs() <= bound).all()
         assert torch.equal(got, multiply_int8(x, packed, bias, quads=False))
+
+
+@pytest.mark.usefixtures("every_other_set")
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_activations_and_sums_in_the_last_step(activation):
+    """Against float64, at products that are exact: whole numbers times a power of 2.
+
+    Relative to the product 2^-24 each for the polynomial, the sum with it and the last product, and at most 2 for 2^x,
+    which weighs a quarter; `gelu_tanh` and `silu` round an exponent u six times, which weighs u exp(-u) / 4 < .1.
+    """
+    torch.manual_seed(11)
+    x, weight = torch.randint(0, 256, (13, 131)), torch.randint(-127, 128, (67, 131))
+    x[:, [0, 128]], x[:, [1, 129]], weight[:, [0, 128]] = 0, 255, 127
+    added = torch.randn(13, 67)
+    for scale in (2.0**-7, 2.0**-16, 2.0**-19):
+        exact, small = (x @ weight.T).double() * scale, int8_weight(weight.float() * scale)
+        for _ in each_set():
+            got = multiply_int8(x.float(), small, None, activation=activation).double()
+            assert ((got - FUNCTIONS[activation](exact)).abs() <= 6 * 2.0**-24 * exact.abs()).all()
+            with_sum = multiply_int8(x.float(), small, None, activation=activation, added=added)
+            assert torch.equal(with_sum, got.float() + added)
+
+
+@pytest.mark.usefixtures("every_other_set")
+@pytest.mark.parametrize("size", [(7, 131, 389, 71), (301, 257, 193, 131), (211, 384, 512, 389)])
+def test_two_products_in_one_pass_have_the_bits_of_one_after_the_other(size):
+    """Also in rows with NaN and infinities, before and between, and where the last block of features is not whole."""
+    rows, width, inner, features = size
+    torch.manual_seed(13)
+    up, down = int8_weight(torch.randn(inner, width)), int8_weight(torch.randn(features, inner))
+    bias, after, added = torch.randn(inner), torch.randn(features), torch.randn(rows, features)
+    x = torch.randn(rows, width)
+    for spoilt in (False, True):
+        if spoilt:
+            x[1, 2], x[3, 5], x[5] = torch.nan, -torch.inf, 3e38
+        for _ in each_set():
+            for quads in (True, False):
+                hidden = multiply_int8(x, up, bias, quads, activation="gelu")
+                wanted = multiply_int8(hidden, down, after, quads, added=added)
+                got = multiply_int8(x, up, bias, quads, activation="gelu", added=added, then=(down, after))
+                assert torch.equal(got.nan_to_num(7.0), wanted.nan_to_num(7.0))
 
 
 def test_gradients_reach_inputs_and_biases_and_never_the_weight():

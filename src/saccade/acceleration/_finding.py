@@ -15,7 +15,7 @@ from ._decoder_layers import DecoderLayer
 from ._fused_layers import Activated, FusedFeedForward, FusedLayer, FusedLinear, Gated, Residual, TorchFeedForward
 from ._joined_projections import JoinedProjections, joinable
 from ._linears import PackedLinear, activation_of, holds_rounded, large
-from ._norms import RootMeanSquare
+from ._norms import NormedFeedForward, RootMeanSquare
 from ._padded import LayerStack, Padded, PaddedLayer
 from ._self_attention import FusedSelfAttention
 from ._structure import has_own_forward
@@ -52,6 +52,8 @@ def fused_layers(model: nn.Module, weights: str | None) -> list[FusedLayer]:
                 found.append(FusedSelfAttention(name, module, weights))
             continue
         layer = _of(name, module, linears)
+        if layer is None and weights == "int8":
+            layer = _normed_feed_forward(name, module, linears)
         if layer is not None:
             found.append(layer)
     _join(model, found, linears)
@@ -148,6 +150,14 @@ def _activated(name: str, module: nn.Module, parts: list[PackedLinear], activati
             if tuple(gate.weight.shape) == tuple(down[0].weight.shape)[::-1]:
                 return Gated(name, module, gate, up, down[0], activation)
     return None
+
+
+def _normed_feed_forward(name: str, module: nn.Module, linears: dict[nn.Module, PackedLinear]) -> FusedLayer | None:
+    """That of transformers' encoder layers after BERT's. Elsewhere both its modules are as fast by themselves."""
+    parts = (getattr(module, part, None) for part in ("intermediate", "output"))
+    inner, outer = (_of(name, part, linears) if isinstance(part, nn.Module) else None for part in parts)
+    known = hasattr(module, "feed_forward_chunk") and isinstance(inner, Activated) and isinstance(outer, Residual)
+    return NormedFeedForward(name, module, inner, outer) if known else None  # type: ignore[arg-type]
 
 
 def _norm(name: str, module: nn.Module) -> FusedLayer | None:

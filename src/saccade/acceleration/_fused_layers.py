@@ -22,6 +22,7 @@ from torch.nn.modules import module as _of_all
 
 from ..operator import _observers
 from ..operator._backends.native._run import interrupted, is_plain
+from ..operator._products import chained
 from ._effects import CHANGES, Effects, same_random_numbers, shadow
 from ._linears import PackedLinear, holds_rounded, is_linear
 from ._methods import ReplacedMethod
@@ -326,7 +327,10 @@ class FusedFeedForward(ProvedLayer):
         self.up, self.down, self.activation = up, down, activation
 
     def compute(self, *args: Any) -> Tensor | None:
-        return self.down(self.up(args[0], self.activation)) if len(args) == 1 else None
+        if len(args) != 1:
+            return None
+        out = chained(self.up, self.down, args[0], self.activation)
+        return self.down(self.up(args[0], self.activation)) if out is None else out
 
 
 class TorchFeedForward(FusedFeedForward):

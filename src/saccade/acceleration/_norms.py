@@ -1,4 +1,4 @@
-"""RMS norms.
+"""RMS norms, and feed-forward layers that end in a norm.
 
 Shape legend: ... any axes, E width.
 """
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._fused_layers import NOT_CALLED, OTHER, ProvedLayer
+from ..operator._products import chained
+from ._fused_layers import NOT_CALLED, OTHER, Activated, ProvedLayer, Residual
 
 
 class RootMeanSquare(ProvedLayer):
@@ -38,3 +39,25 @@ class RootMeanSquare(ProvedLayer):
             return fine
         self.state, self._added = NOT_CALLED, 1.0
         return super()._agrees(args, expected)
+
+
+class NormedFeedForward(ProvedLayer):
+    """norm(f(x W1^T + b1) W2^T + b2 + x): the method of transformers' encoder layers that calls two modules for it."""
+
+    kind, method = "feed-forward, sum and norm", "feed_forward_chunk"
+
+    def __init__(self, name: str, module: nn.Module, inner: Activated, outer: Residual):
+        super().__init__(name, module)
+        self.inner, self.outer = inner, outer
+
+    def parts(self) -> list[nn.Module]:
+        return [self.module, *self.module.intermediate.modules(), *self.module.output.modules()]  # type: ignore[union-attr]
+
+    def compute(self, *args: Any) -> Tensor | None:
+        if len(args) != 1:
+            return None
+        inner, joined = self.inner, ("add", args[0])
+        out = chained(inner.linear, self.outer.linear, args[0], inner.activation, joined)  # type: ignore[arg-type]
+        if out is None:
+            return self.outer.compute(inner.compute(*args), args[0])
+        return out if self.outer.norm is None else self.outer.norm(out)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-OURS = "forward", "_ff_block", "__reduce_ex__", "__deepcopy__"  # attributes that a layer sets on its module
+# Attributes that a layer sets on its module.
+OURS = "forward", "_ff_block", "feed_forward_chunk", "__reduce_ex__", "__deepcopy__"
 _OF_ALL = frozenset(vars(nn.Module()))
 _COMPARED = "training", "_modules", "_parameters", "_buffers"  # of these
 _FIXED = (

@@ -9,6 +9,7 @@ Shape legend: ... any axes, E width, F features, N blocks of E, P panels of F.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +23,12 @@ PANEL = 1 if _kernels.module is None else _kernels.module.int8_panel  # features
 BLOCK = 1 if _kernels.module is None else _kernels.module.int8_block  # terms
 DTYPES = torch.float32, torch.bfloat16  # of activations
 _AT_ONCE = 16  # panels
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in the order of `Activation` in native/call.h
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
 _LARGEST = 127  # -128 is left out, so that W and -W become the same numbers
 
 
@@ -102,9 +109,39 @@ def int8_weight(weight: Tensor) -> Int8Weight:
     return Int8Weight(packed, scales, features, width)
 
 
-def multiply_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None, quads: bool = True) -> Tensor:
-    """x (..., E), float32 or bfloat16, to (..., F) of its dtype. See `multiply_rounded`."""
-    return multiply_rounded(_kernels.module.int8_product, x, weight, bias, quads)
+def multiply_int8(
+    x: Tensor,
+    weight: Int8Weight,
+    bias: Tensor | None,
+    quads: bool = True,
+    *,
+    activation: str | None = None,
+    added: Tensor | None = None,
+    then: tuple[Int8Weight, Tensor | None] | None = None,
+) -> Tensor:
+    """f(x W^T + b) + y, x (..., E), float32 or bfloat16, to (..., F) of its dtype. See `multiply_rounded`.
+
+    Args:
+        activation: f, a name of `FUNCTIONS`.
+        added: y, of the shape and dtype of the output.
+        then: W2 (F2, F) and b2 of a second product: f(x W^T + b) W2^T + b2 + y, (..., F2).
+    """
+    last, then_bias = (weight, None) if then is None else (then[0], _floats(then[1]))
+    second = () if then is None else (*_addresses(last, then_bias), last.features)
+    y = None if added is None else added.contiguous().view(-1, last.features)
+    number = 0 if activation is None else 1 + list(FUNCTIONS).index(activation)
+    further = number, 0 if y is None else y.data_ptr(), second
+    rows, out, odd = _launch(_kernels.module.int8_product, x, weight, bias, quads, last.features, *further)
+    if odd and then is not None:
+        which = out.isnan().all(1)
+        out[which] = multiply_int8(multiply_int8(rows[which], weight, bias, activation=activation), *then)
+    elif odd:
+        which = ~rows.isfinite().all(1)
+        product = F.linear(rows[which].float(), weight.dense(), _floats(bias))
+        out[which] = (product if activation is None else FUNCTIONS[activation](product)).to(out.dtype)
+    if odd and y is not None:
+        out[which] += y[which]
+    return out.view(*x.shape[:-1], last.features)
 
 
 def multiply_rounded(
@@ -119,27 +156,36 @@ def multiply_rounded(
         quads: False leaves out the processor's instruction for sums of four products. The bits are the same.
         form: what else the kernel takes.
     """
-    rows = x.contiguous().view(-1, weight.width)
-    out = rows.new_empty(len(rows), weight.features)
-    bias = None if bias is None else bias.detach().float().contiguous()
-    odd = kernel(
-        rows.data_ptr(),
-        weight.packed.data_ptr(),
-        weight.scales.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        len(rows),
-        weight.width,
-        weight.features,
-        x.dtype == torch.bfloat16,
-        quads,
-        torch.get_num_threads(),
-        *form,
-    )
+    rows, out, odd = _launch(kernel, x, weight, bias, quads, weight.features, *form)
     if odd:
         which = ~rows.isfinite().all(1)
-        out[which] = F.linear(rows[which].float(), weight.dense(), bias).to(out.dtype)
+        out[which] = F.linear(rows[which].float(), weight.dense(), _floats(bias)).to(out.dtype)
     return out.view(*x.shape[:-1], weight.features)
+
+
+def _launch(
+    kernel: Callable[..., int],
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    quads: bool,
+    features: int,
+    *further: Any,
+) -> tuple[Tensor, Tensor, int]:
+    """x as rows, the kernel's rows, and how many of them are not finite."""
+    rows, bias = x.contiguous().view(-1, weight.width), _floats(bias)
+    out = rows.new_empty(len(rows), features)
+    sizes = len(rows), weight.width, weight.features
+    given = rows.data_ptr(), *_addresses(weight, bias), out.data_ptr(), *sizes, x.dtype == torch.bfloat16, quads
+    return rows, out, kernel(*given, torch.get_num_threads(), *further)
+
+
+def _addresses(weight: PackedWeight, bias: Tensor | None) -> tuple[int, int, int]:
+    return weight.packed.data_ptr(), weight.scales.data_ptr(), 0 if bias is None else bias.data_ptr()
+
+
+def _floats(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach().float().contiguous()
 
 
 class _Untrained(torch.autograd.Function):

@@ -23,14 +23,8 @@ from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
 from ._derived import Derived
-from ._int8 import DTYPES, Int8Weight, int8_weight, rounded_product
+from ._int8 import DTYPES, FUNCTIONS as FUNCTIONS, Int8Weight, int8_weight, multiply_int8, rounded_product
 
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
 _FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}  # its ReLU of NaN is 0
 FEW = 0 if _kernels.module is None else _kernels.module.most_rows
 LARGE = 2**15  # entries of a weight, below which a call costs more than reading it
@@ -38,6 +32,7 @@ ORDERED = 0 if _kernels.module is None else _kernels.module.most_ordered_rows  #
 _BLOCKS = 512, 1024  # terms that oneDNN adds one by one before it adds their sum to the others
 _PLAIN = 4  # rows of bf16 up to which a packed copy is no faster
 _SIDE = 16  # of the unit matrix, see `_ordered`
+_CHAINED = 48  # rows for each thread, below which two products one after the other keep more threads busy
 _ROWS = 64  # a layout chosen for fewer rows is slower for many, and one for many as fast for few
 
 _HARMLESS = DeviceContext, _observers.PassiveMode
@@ -83,9 +78,13 @@ class Product:
             joined: what the product is added to or multiplied with, (..., F).
         """
         large = weight.numel() >= LARGE
-        in_int8 = large and reads_integers(self)
-        if in_int8 and fits_int8(weight) and _plain(x, weight) and fits(bias, weight):
-            product = rounded_product(x, weight, bias, self.in_int8(weight, x))
+        differentiable = x.requires_grad or weight.requires_grad or _differentiable(bias, joined)
+        recorded = torch.is_grad_enabled() and differentiable
+        if large and reads_integers(self) and fits_int8(weight) and _plain(x, weight) and fits(bias, weight):
+            rounded = self.in_int8(weight, x)
+            if not recorded and _THREAD.compare is None:
+                return _finished_int8(x, rounded, bias, activation, joined)
+            product = rounded_product(x, weight, bias, rounded)
             if _THREAD.compare is not None:
                 with unrounded():
                     exact = self(x, weight, bias)
@@ -93,7 +92,7 @@ class Product:
                 product = exact
             return finished(product, activation, joined)
         if (large or self.users) and _plain(x, weight) and fits(bias, weight):
-            if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or _differentiable(bias, joined)):
+            if recorded:
                 if large and x.dtype == torch.float32 and at_half() and x.numel() > FEW * weight.shape[1]:
                     return finished(_Trained.apply(x, weight, bias), activation, joined)
             else:
@@ -162,6 +161,40 @@ class Product:
 
     def __reduce__(self) -> Any:
         return Product, ()
+
+
+def chained(up: Any, down: Any, x: Tensor, activation: str, joined: Joined | None = None) -> Tensor | None:
+    """f(x W1^T + b1) W2^T + b2, x (..., E) to (..., E2), and what is joined to it, in 8 bits and in one pass: the
+    numbers between both products are never all in memory. None where two passes are needed, or as fast.
+
+    Args:
+        up, down: linear layers, each with its `weight`, `bias` and `product`.
+    """
+    if not (reads_integers(up.product) and reads_integers(down.product)) or _THREAD.compare is not None:
+        return None
+    weights, biases = (up.weight, down.weight), (up.bias, down.bias)
+    given = x, *weights, *(bias for bias in biases if bias is not None)
+    if (
+        x.numel() < _CHAINED * torch.get_num_threads() * x.shape[-1]
+        or (torch.is_grad_enabled() and (any(t.requires_grad for t in given) or _differentiable(None, joined)))
+        or not (all(map(fits_int8, weights)) and all(map(is_plain, weights)) and all(map(fits, biases, weights)))
+        or not _plain(x, weights[0])
+        or min(weight.numel() for weight in weights) < LARGE
+        or (weights[0].shape[0], weights[0].dtype) != (weights[1].shape[1], weights[1].dtype)
+    ):
+        return None
+    first, second = up.product.in_int8(weights[0], x), down.product.in_int8(weights[1], x)
+    return _finished_int8(x, first, biases[0], activation, joined, (second, biases[1]))
+
+
+def _finished_int8(
+    x: Tensor, weight: Int8Weight, bias: Tensor | None, activation: str | None, joined: Joined | None, then: Any = None
+) -> Tensor:
+    """`finished` of a product in 8 bits, or of two."""
+    shape, added = (*x.shape[:-1], (then[0] if then else weight).features), None
+    if joined is not None and joined[0] == "add" and joined[1].shape == shape and joined[1].dtype == x.dtype:
+        added, joined = joined[1], None
+    return finished(multiply_int8(x, weight, bias, activation=activation, added=added, then=then), None, joined)
 
 
 Compare = Callable[[Product, Tensor, Tensor, Tensor], None]
