@@ -258,7 +258,7 @@ void forward(nb::tuple shared, nb::handle query, nb::handle key, nb::handle valu
 void decode_int8(nb::tuple shared, nb::handle query, nb::handle key, nb::handle value, nb::handle out) {
     const Shared given(shared);
     Forward call;
-    call.problem = given.problem, call.int8_rows = true;
+    call.problem = given.problem, call.int8_rows = true, call.quads = sums_quads();
     const Problem& p = call.problem;
     call.query = memory<Input>(query, given.query, "query");
     call.key = memory<Input>(key, given.key, "key");
@@ -685,7 +685,7 @@ int64_t step(Pointer x, Pointer out, int64_t items, int64_t width, int type, con
             *size = f.next();
         layer.cos = f.address<float>(), layer.sin = f.address<float>(), layer.cos_stride = f.next(), layer.pairs = f.next();
         layer.sink = f.address<float>(), layer.first = f.address<int64_t>();
-        layer.key_cache = f.output(), layer.value_cache = f.output();
+        layer.key_cache = f.output(), layer.value_cache = f.output(), layer.int8_cache = f.next();
         layer.activation = (StepLayer::Activation)f.next(), layer.parallel = f.next(), layer.interleaved = f.next();
         layer.scale = f.next_real(), layer.softcap = f.next_real();
         f.end();

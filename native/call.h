@@ -98,6 +98,7 @@ struct Forward {
     float* lse = nullptr;  // (B, Hq, Lq) contiguous, natural log, WITHOUT the sink: -inf exactly on rows that see nothing; or null
     float* lse_low = nullptr;  // the same shape: what rounding took from the lse, 0 on rows that see nothing; or null
     bool int8_rows = false;  // keys and values are int8, strides in bytes, a row's float32 scale behind its entries: decode alone
+    bool quads = false;      // AVX512_VNNI is there
 };
 
 // out (B, H, L, W + 4), contiguous: rows of 8 bits as round_rows.h says. On the caller's thread: a step has few rows.
@@ -357,7 +358,8 @@ struct StepLayer {
     const float *cos = nullptr, *sin = nullptr;  // (pairs,) of each item, `cos_stride` numbers apart
     int64_t cos_stride = 0, pairs = 0;
     const float* sink = nullptr;         // (Hq,), or null
-    Output key_cache, value_cache;       // of the step's type; the new token's slot, held - 1, is written
+    Output key_cache, value_cache;       // of the step's type, or rows of 8 bits; the new token's slot, held - 1, is written
+    bool int8_cache = false;
     float scale = 1, softcap = 0;
     Activation activation = gelu;
     bool parallel = false, interleaved = false;

@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "decode_quads.h"
 #include "decode_tiles.h"
 #include "mask.h"
 #include "pack.h"
@@ -174,10 +175,15 @@ template <class T, class K = T> class DecodePass {
             for (int64_t r = 0; r < rows; r++) result_of(c.result, r)[columns] = -infinity, result_of(c.result, r)[columns + 1] = 0;
             return;
         }
-        for (int64_t r = 0; r < rows; r++) take_query(c, r);
-        score(c);
+        if (by_bytes()) {
+            score_bytes(c);
+        } else {
+            for (int64_t r = 0; r < rows; r++) take_query(c, r);
+            score(c);
+        }
         for (int64_t r = 0; r < rows; r++) weigh(c, r, result_of(c.result, r) + columns), round(c, r);
-        add_values(c);
+        std::fill_n(c.out, rows * values.padded(), 0.0f);
+        by_bytes() ? add_bytes(c) : add_values(c);
         for (int64_t r = 0; r < rows; r++) {
             float* out = result_of(c.result, r);
             values.template natural<K>(c.out + r * values.padded(), out);
@@ -209,10 +215,63 @@ template <class T, class K = T> class DecodePass {
         return true;
     }
 
-    void take_query(const Chunk& c, int64_t r) const {
-        const int64_t place = c.b * f.query.batch + head_of(c, r) * f.query.head + r % p.length_q * f.query.row;
-        keys.template spread<T, K>(static_cast<const T*>(f.query.data) + place, scale.power, c.query + r * keys.padded());
+    const T* query_of(const Chunk& c, int64_t r) const {
+        return static_cast<const T*>(f.query.data) + c.b * f.query.batch + head_of(c, r) * f.query.head + r % p.length_q * f.query.row;
     }
+
+    void take_query(const Chunk& c, int64_t r) const { keys.template spread<T, K>(query_of(c, r), scale.power, c.query + r * keys.padded()); }
+
+#if defined(__AVX512F__)
+    // Whether decode_quads.h multiplies: one or two rows are as fast in floats, and values are written in sixteens.
+    bool by_bytes() const { return scaled<K> && f.quads && rows > 2 && rows <= most_quad_rows && p.value_width % lanes == 0; }
+
+    void score_bytes(const Chunk& c) const {
+        if constexpr (scaled<K>) {
+            const int64_t D = p.width, room = keys.padded(), stride = f.key.row;
+            float scales[lanes] = {}, units[most_quad_rows];
+            for (int64_t r = 0; r < rows; r++) {
+                float* const query = c.query + r * room;
+                for (int64_t d = 0; d < D; d += lanes) store(query + d, load_as_float(query_of(c, r) + d, D - d) * splat(scale.power));
+                units[r] = split(query, room, 8355000, 0x808080);  // bytes of both signs, plus 128
+            }
+            uint32_t* const turned = static_cast<uint32_t*>(scratch(1, up_to(D, 64) * sizeof(vu) / 4));
+            for (int64_t j = 0; j < c.count(); j += lanes) {
+                const int64_t count = std::min<int64_t>(c.count() - j, lanes);
+                turn_rows(c.key + j * stride, stride, count, D, turned, ahead_of(c.key, stride, keys, j, c.count(), c.value, f.value.row));
+                for (int64_t k = 0; k < count; k++) scales[k] = scale_behind(c.key + (j + k) * stride, D);
+                in_tiles(rows, [&](auto tile, int64_t r) {
+                    quad_products<tile.value>(turned, load(scales), c.query + r * room, room, units + r, c.scores + r * wide + j, wide);
+                });
+            }
+        }
+    }
+
+    void add_bytes(const Chunk& c) const {
+        if constexpr (scaled<K>) {
+            const int64_t Dv = p.value_width, stride = f.value.row;
+            float weights[most_quad_rows * quad_stretch], units[most_quad_rows], scales[quad_stretch];
+            for (int64_t j = 0; j < c.count(); j += quad_stretch) {
+                const int64_t count = std::min(c.count() - j, quad_stretch), whole = up_to(count, lanes);
+                for (int64_t k = 0; k < whole; k++) scales[k] = k < count ? scale_behind(c.value + (j + k) * stride, Dv) : 0;
+                for (int64_t r = 0; r < rows; r++) {
+                    float* const row = weights + r * quad_stretch;
+                    for (int64_t k = 0; k < whole; k += lanes) store(row + k, load(c.scores + r * wide + j + k) * load(scales + k));
+                    units[r] = split(row, whole, 16777000, 0);
+                }
+                const Ahead<K> ahead = ahead_of(c.value, stride, values, j, c.count(), c.next, f.key.row);
+                for (int64_t d = 0; d < Dv; d += 64)
+                    in_tiles(rows, [&](auto tile, int64_t r) {
+                        quad_values<tile.value>(c.value + j * stride + d, stride, count, Dv - d, weights + r * quad_stretch, units + r,
+                                                c.out + r * Dv + d, Dv, {ahead.rows + d, ahead.stride}, r == 0);
+                    });
+            }
+        }
+    }
+#else
+    static bool by_bytes() { return false; }
+    static void score_bytes(const Chunk&) {}
+    static void add_bytes(const Chunk&) {}
+#endif
 
     // What to ask for while row j of `rows` is used: rows further on, or of what comes next.
     static Ahead<K> ahead_of(const K* rows, int64_t stride, const Width& width, int64_t j, int64_t count, const K* next,
@@ -291,7 +350,6 @@ template <class T, class K = T> class DecodePass {
     }
 
     void add_values(const Chunk& c) const {
-        std::fill_n(c.out, rows * values.padded(), 0.0f);
         K some[stretch * (step + behind)];
         for (int64_t j = 0; j < c.count(); j += stretch) {
             const int64_t count = std::min<int64_t>(stretch, c.count() - j);

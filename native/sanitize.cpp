@@ -393,7 +393,7 @@ void check_int8_rows(uint64_t seed) {
     Tensor out(random, p.type, p.batch, p.heads, p.length_q, p.value_width);
     std::vector<float> lse(p.batch * p.heads * p.length_q, float(kNan));
     Forward call;
-    call.problem = p, call.int8_rows = true;
+    call.problem = p, call.int8_rows = true, call.quads = sums_quads() && chance(random, 0.7);
     call.query = c.query.input(), call.key = key.input, call.value = value.input;
     call.out = out.output(), call.lse = lse.data();
     kernels().decode(call);

@@ -3,6 +3,7 @@
 
 #include <deque>
 
+#include "dispatch.h"
 #include "sanitize_oracle.h"
 
 namespace saccade::sanitize {
@@ -14,6 +15,7 @@ struct StepRun {
     Step call;
     StepLayer layer;
     std::deque<std::vector<float>> held;  // addresses stay
+    std::deque<std::vector<int8_t>> rows;
     std::vector<float> x, out;
     std::vector<int64_t> tokens, first;
     Random& random;
@@ -45,6 +47,7 @@ struct StepRun {
         }
         if (chance(random, 0.3)) layer.first = first.data();
         if (chance(random, 0.5)) layer.window = draw(random, 1, 40);
+        layer.int8_cache = chance(random, 0.4), call.quads = sums_quads() && chance(random, 0.7);
         layer.key_cache = cache(most, D), layer.value_cache = cache(most, Dv);
         numbers(call.items * E);
         x = held.back();
@@ -76,9 +79,30 @@ struct StepRun {
 
     Output cache(int64_t slots, int64_t width) {
         Output cache;
-        cache.data = const_cast<float*>(numbers(call.items * layer.kv_heads * slots * width));
-        cache.row = width, cache.head = slots * width, cache.batch = layer.kv_heads * cache.head;
+        cache.row = layer.int8_cache ? width + 4 : width, cache.head = slots * cache.row, cache.batch = layer.kv_heads * cache.head;
+        const int64_t count = call.items * layer.kv_heads * slots;
+        const float* given = numbers(count * width);
+        cache.data = const_cast<float*>(given);
+        if (!layer.int8_cache) return cache;
+        RoundRows call;
+        call.batch = call.heads = 1, call.rows = count, call.width = width, call.x = {given, 0, 0, width};
+        call.out = rows.emplace_back(count * cache.row).data(), cache.data = call.out;
+        kernels().round_rows(call);
         return cache;
+    }
+
+    // Row j of a head of item r, or the fresh one. In 8 bits that is what the kernel has put there, too: NaN where it is not near.
+    Row cached(const Output& cache, int64_t width, int64_t r, int64_t g, int64_t j, const double* fresh) const {
+        const int64_t at = r * cache.batch + g * cache.head + j * cache.row;
+        const int8_t* bytes = static_cast<const int8_t*>(cache.data) + at;
+        float scale = 0;
+        if (layer.int8_cache) std::memcpy(&scale, bytes + width, sizeof scale);
+        Row row(width);
+        for (int64_t d = 0; d < width; d++) {
+            row[d] = layer.int8_cache ? double(bytes[d]) * scale : fresh ? fresh[d] : static_cast<const float*>(cache.data)[at + d];
+            if (layer.int8_cache && fresh && !(std::fabs(row[d] - fresh[d]) <= 0.51 * scale)) row[d] = kNan;
+        }
+        return row;
     }
 
     // ---- the same in doubles
@@ -140,22 +164,19 @@ struct StepRun {
         turn(r, query), turn(r, key);
         const int64_t last = tokens[r] - 1;
         const int64_t begin = layer.first ? first[r] : layer.window ? std::max<int64_t>(tokens[r] - layer.window, 0) : 0;
-        const float *keys = static_cast<const float*>(layer.key_cache.data), *values = static_cast<const float*>(layer.value_cache.data);
         Row read(layer.heads * Dv);
         for (int64_t h = 0; h < layer.heads; h++) {
             const int64_t g = h / (layer.heads / layer.kv_heads);
             double whole = layer.sink ? std::exp(double(layer.sink[h])) : 0;
             for (int64_t j = begin; j <= last; j++) {
                 double logit = 0;
-                for (int64_t d = 0; d < D; d++)
-                    logit += query[h * D + d] *
-                             (j == last ? key[g * D + d] : keys[r * layer.key_cache.batch + g * layer.key_cache.head + j * D + d]);
+                const Row one = cached(layer.key_cache, D, r, g, j, j == last ? &key[g * D] : nullptr);
+                const Row other = cached(layer.value_cache, Dv, r, g, j, j == last ? &value[g * Dv] : nullptr);
+                for (int64_t d = 0; d < D; d++) logit += query[h * D + d] * one[d];
                 logit *= layer.scale;
                 if (layer.softcap) logit = layer.softcap * std::tanh(logit / layer.softcap);
                 whole += std::exp(logit);
-                for (int64_t d = 0; d < Dv; d++)
-                    read[h * Dv + d] += std::exp(logit) * (j == last ? value[g * Dv + d]
-                                                                     : values[r * layer.value_cache.batch + g * layer.value_cache.head + j * Dv + d]);
+                for (int64_t d = 0; d < Dv; d++) read[h * Dv + d] += std::exp(logit) * other[d];
             }
             for (int64_t d = 0; d < Dv; d++) read[h * Dv + d] /= whole;
         }

@@ -65,6 +65,7 @@ typedef int32_t vi __attribute__((vector_size(4 * lanes)));
 typedef uint32_t vu __attribute__((vector_size(4 * lanes)));
 typedef int16_t vs __attribute__((vector_size(4 * lanes)));
 typedef uint16_t vh __attribute__((vector_size(2 * lanes)));
+typedef uint32_t word_loose __attribute__((aligned(1), may_alias));
 typedef vf vf_loose __attribute__((aligned(4), may_alias));
 typedef vu vu_loose __attribute__((aligned(2), may_alias));  // two bf16 may begin at any of them
 typedef vh vh_loose __attribute__((aligned(2), may_alias));

@@ -15,6 +15,7 @@
 #include "groups.h"
 #include "int8.h"
 #include "program_run.h"
+#include "round_rows.h"
 #include "simd.h"
 
 namespace saccade {
@@ -83,8 +84,8 @@ template <class T> class StepPass {
         norm(layer.query_norm, query, query, R * layer.heads, D), norm(layer.key_norm, key, key, R * layer.kv_heads, D);
         for (int64_t r = 0; r < R; r++) {
             turn(layer, r, query + r * queries, layer.heads), turn(layer, r, key + r * keys, layer.kv_heads);
-            append(layer.key_cache, r, key + r * keys, layer.kv_heads, D);
-            append(layer.value_cache, r, value + r * values, layer.kv_heads, layer.value_width);
+            append(layer, layer.key_cache, r, key + r * keys, D);
+            append(layer, layer.value_cache, r, value + r * values, layer.value_width);
         }
         convert(query, R * queries, given);
         look(layer);
@@ -101,6 +102,7 @@ template <class T> class StepPass {
         Problem& p = f.problem;
         p.heads = layer.heads, p.kv_heads = layer.kv_heads, p.length_q = 1, p.width = D, p.value_width = layer.value_width;
         p.type = call.type, p.scale = layer.scale, p.softcap = layer.softcap, p.sink = layer.sink, p.threads = call.threads;
+        f.int8_rows = layer.int8_cache, f.quads = call.quads;
         const auto first_of = [&](int64_t r) {
             return layer.first ? layer.first[r] : layer.window ? std::max<int64_t>(call.held[r] - layer.window, 0) : 0;
         };
@@ -111,20 +113,25 @@ template <class T> class StepPass {
             const int64_t first = first_of(r);
             p.length_k = call.held[r] - first;
             f.query = {given + r * layer.heads * D, layer.heads * D, D, D};
-            f.key = seen(layer.key_cache, r, first), f.value = seen(layer.value_cache, r, first);
+            f.key = seen(layer, layer.key_cache, r, first), f.value = seen(layer, layer.value_cache, r, first);
             f.out = {out + r * got, got, layer.value_width, layer.value_width};
             decode(f);
         }
         std::copy_n(out, R * got, given);
     }
 
-    static Input seen(const Output& cache, int64_t r, int64_t first) {
-        return {static_cast<const T*>(cache.data) + r * cache.batch + first * cache.row, cache.batch, cache.head, cache.row};
+    static Input seen(const StepLayer& layer, const Output& cache, int64_t r, int64_t first) {
+        const int64_t at = (r * cache.batch + first * cache.row) * (layer.int8_cache ? 1 : sizeof(T));
+        return {static_cast<const char*>(cache.data) + at, cache.batch, cache.head, cache.row};
     }
 
-    void append(const Output& cache, int64_t r, const float* from, int64_t count, int64_t width) {
-        T* const to = static_cast<T*>(cache.data) + r * cache.batch + (call.held[r] - 1) * cache.row;
-        for (int64_t h = 0; h < count; h++) convert(from + h * width, width, to + h * cache.head);
+    // Rows of 8 bits are those of the numbers as the step's type has them, as everywhere.
+    void append(const StepLayer& layer, const Output& cache, int64_t r, const float* from, int64_t width) {
+        for (int64_t h = 0; h < layer.kv_heads; h++) {
+            const int64_t at = r * cache.batch + (call.held[r] - 1) * cache.row + h * cache.head;
+            convert(from + h * width, width, layer.int8_cache ? given : static_cast<T*>(cache.data) + at);
+            if (layer.int8_cache) round_row(given, width, static_cast<int8_t*>(cache.data) + at);
+        }
     }
 
     // cos and sin of item r's position: of pairs (i, i + n) or, interleaved, (2 i, 2 i + 1).

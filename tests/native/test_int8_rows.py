@@ -106,6 +106,24 @@ def test_a_cache_of_many_chunks_whatever_the_threads():
         torch.testing.assert_close(found[0].double(), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", fuzzing.DTYPES, ids=str)
+def test_rows_that_share_a_key_head(dtype):
+    """Queries and weights of very different size: as whole numbers they need all of the 24 bits of a float."""
+    for rows, width, value_width, keys in ((3, 5, 16, 1), (4, 64, 64, 67), (7, 80, 48, 700), (32, 33, 80, 130)):
+        draw = torch.Generator().manual_seed(rows)
+        sizes = 10.0 ** -torch.arange(width).remainder(4)
+        query = (torch.randn(2, 2 * rows, 1, width, generator=draw) * sizes).to(dtype)
+        key, value = (torch.randn(2, 2, keys, wide, generator=draw) for wide in (width, value_width))
+        value[:, :, ::9] *= 300
+        key, value = Int8Rows.of(key), Int8Rows.of(value)
+        exact = [one.floats(torch.float64) for one in (key, value)]
+        want = saccade.attention(query.double(), *exact, backend="reference")
+        for _ in fuzzing.each_set():
+            got = saccade.attention(query, key, value).double()
+            # Half a unit of each of up to 80 terms, and the same of 64 weights times values of up to 1000.
+            torch.testing.assert_close(got, want, rtol=2 * torch.finfo(dtype).eps, atol=3e-4 / 16)
+
+
 @pytest.mark.parametrize("side", ["key", "value"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_nan_where_it_is_seen_and_nothing_elsewhere(side, bad):

@@ -14,7 +14,7 @@ from torch import nn
 import saccade
 from native.test_groups import FORMS as GROUPED, made
 from saccade import Padding, Window
-from saccade.nn import AttentionConfig, BlockConfig, Decoder
+from saccade.nn import AttentionConfig, BlockConfig, Decoder, Int8Rows
 from saccade.operator._backends.native import _kernels
 from saccade.operator._products import unrounded
 from saccade.operator.nn import _step
@@ -119,6 +119,44 @@ def test_a_step_is_as_near_to_float64_as_the_modules_are(width, attention, block
                 if step == 1:
                     cache.rollback(1)
                 cache.reorder(order)
+
+
+@given(
+    ATTENTION,
+    st.sampled_from([1, 3, 8]),
+    st.booleans(),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.integers(0, 2**16),
+)
+def test_a_cache_in_8_bits_is_read_and_written_as_by_the_modules(attention, items, unequal, dtype, seed):
+    """From equal caches, with tokens taken back and items reordered. A byte of the first layer's new row may fall to
+    the other side; in the second layer more may, for attention in the first one has read it.
+    """
+    torch.manual_seed(seed)
+    decoder = perturbed(Decoder(BlockConfig(AttentionConfig(37, eps=1e-5, **attention), hidden=23, eps=1e-5), 2)).to(
+        dtype
+    )
+    cache, order = saccade.nn.KVCache.growing(2, dtype="int8"), torch.randperm(items)
+    with torch.no_grad(), native_steps() as taken:
+        decoder(
+            torch.randn(items, 5, 37).to(dtype),
+            padding=Padding([5] + [3] * (items - 1)) if unequal else None,
+            cache=cache,
+        )
+        for step in range(4):
+            x, theirs = torch.randn(items, 1, 37).to(dtype), copy.deepcopy(cache)
+            got, want = decoder(x, cache=cache), decoder(x, cache=theirs, hidden_states=[])
+            assert len(taken) == step + 1
+            assert torch.allclose(got, want, atol=want.abs().max().item() / (60 if dtype is torch.float32 else 15))
+            for ours, others in zip(cache.layers, theirs.layers, strict=True):
+                for name in ("_key", "_value"):
+                    rows = [Int8Rows(getattr(one, name)[:, :, : int(max(one.lengths()))]) for one in (ours, others)]
+                    scale = rows[1].data[..., -4:].contiguous().view(torch.float32).clamp(min=1e-30)
+                    far = (rows[0].floats(torch.float32) - rows[1].floats(torch.float32)).abs() / scale
+                    assert far.max() <= (1.01 if dtype is torch.float32 and ours is cache[0] else 4)
+                    assert (far > 0.5).float().mean() < 0.05 or dtype is torch.bfloat16
+            cache.rollback(step % 2)
+            cache.reorder(order)
 
 
 def small(**options):

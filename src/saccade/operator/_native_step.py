@@ -19,6 +19,7 @@ from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
 from ._groups import GroupedWeight
 from ._int8 import Int8Weight
+from ._int8_rows import SCALE_BYTES
 from ._products import FEW, compares, unfollowed
 
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
@@ -70,7 +71,7 @@ class Block:
     width: int
     value_width: int
     scale: float
-    key_cache: Tensor  # (R, Hkv, slots, D)
+    key_cache: Tensor  # (R, Hkv, slots, D); or the data of `Int8Rows`, which both caches are then
     value_cache: Tensor
     key: Matrix | None = None
     value: Matrix | None = None
@@ -182,12 +183,15 @@ def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> tuple[list[int]
     sink = None if block.sink is None else block.sink.detach().float().contiguous()
     kept.append(sink)
     numbers += [0 if sink is None else sink.data_ptr(), 0 if block.first is None else block.first.data_ptr()]
+    in_bytes = block.key_cache.dtype is torch.int8
+    dtype, behind = (torch.int8, SCALE_BYTES) if in_bytes else (x.dtype, 0)
     for cache, width in ((block.key_cache, head), (block.value_cache, block.value_width)):
         shape = cache.shape
-        fits = (shape[0], shape[1], shape[3]) == (x.shape[0], block.kv_heads, width) and shape[2] >= held
-        if not fits or not is_plain(cache) or cache.dtype is not x.dtype or cache.stride(3) != 1:
+        fits = (shape[0], shape[1], shape[3]) == (x.shape[0], block.kv_heads, width + behind) and shape[2] >= held
+        if not fits or not is_plain(cache) or cache.dtype is not dtype or cache.stride(3) != 1:
             raise NotNative("the cache is of another kind")
         numbers += [cache.data_ptr(), *cache.stride()[:3]]
+    numbers.append(in_bytes)
     numbers += [ACTIVATIONS[block.activation], block.parallel, block.interleaved]
     return numbers, [*reals, block.scale, block.softcap]
 
