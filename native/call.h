@@ -340,6 +340,7 @@ struct StepLayer {
     int64_t cos_stride = 0, pairs = 0;
     const float* sink = nullptr;         // (Hq,), or null
     Output key_cache, value_cache;       // of the step's type; the new token's slot, held - 1, is written
+    void *query_seen = nullptr, *out_seen = nullptr;  // (R, Hq, D) and (R, Hq, Dv): attention's, written for observers; or null
     float scale = 1, softcap = 0;
     Activation activation = gelu;
     bool parallel = false, interleaved = false;

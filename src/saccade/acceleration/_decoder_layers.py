@@ -14,9 +14,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ..interception._hooks.transformers import meaning_of
+from ..operator import _observers
 from ..operator._native_step import Block, Matrix, Norm, NotNative, check_call, run
 from ..operator._products import unrounded
-from ._decoder_caches import Buffer, GrowingBuffers, SharedMask
+from ._decoder_caches import Buffer, GrowingBuffers, SharedArguments
 from ._decoder_forms import Linear, Parts, eps_of
 from ._effects import CHANGES, same_random_numbers
 from ._fused_layers import NOT_CALLED, OTHER, PROVED, REPLACED
@@ -38,10 +40,16 @@ class DecoderLayer(PaddedLayer):
     kind = "decoder layer"
 
     def __init__(
-        self, name: str, module: nn.Module, stack: LayerStack, parts: Parts, buffers: GrowingBuffers, mask: SharedMask
+        self,
+        name: str,
+        module: nn.Module,
+        stack: LayerStack,
+        parts: Parts,
+        buffers: GrowingBuffers,
+        shared: SharedArguments,
     ):
         super().__init__(name, module, stack)
-        self._parts, self._buffers, self._mask = parts, buffers, mask
+        self._parts, self._buffers, self._shared = parts, buffers, shared
         self.step_state, self._steps_left = NOT_CALLED, 0
         self._cache = next((name for name in _CACHES if name in self.names), _CACHES[0])
 
@@ -51,7 +59,7 @@ class DecoderLayer(PaddedLayer):
             named = dict(zip(self.names, args, strict=False)) | kwargs
             x = named.get("hidden_states")
             cached = len(args) <= len(self.names) and getattr(named.get(self._cache), "layers", None)
-            if cached and isinstance(x, Tensor) and x.dim() == 3 and x.shape[1] == 1:
+            if cached and isinstance(x, Tensor):
                 out = self._step(x, named)
         return super().__call__(*args, **kwargs) if out is None else out
 
@@ -64,24 +72,36 @@ class DecoderLayer(PaddedLayer):
     def _step(self, x: Tensor, named: dict[str, Any]) -> Any:
         """The output, by the native step or, where that is to be proved, by the modules; None: neither."""
         try:
-            check_call(x)
-            if self.module.training or self.watched() is not None:
-                return None
-            if not self.structure.intact():
-                self.step_state = REPLACED
-                return None
-            self._steps_left -= 1
-            if self.step_state == PROVED and self._steps_left >= 0 and self.structure.keeps_values():
-                layer, buffer, out = self._native(x, named)
-                self._buffers.grow(layer, buffer)
-                counted("native", "", False)
-                return out
-            alike = self._is_same(x, named)
+            with torch._C.DisableTorchFunction():  # modes that only observe would follow each function of a step
+                check_call(x)
+                if x.dim() != 3 or x.shape[1] != 1 or self.module.training or self.watched() is not None:
+                    return None
+                if not self.structure.intact():
+                    self.step_state = REPLACED
+                    return None
+                self._steps_left -= 1
+                if self.step_state == PROVED and self._steps_left >= 0 and self.structure.keeps_values():
+                    layer, buffer, block, out = self._native(x, named)
+                    if _observers.THREAD.observers:
+                        self._notify(block, named.get("attention_mask"))
+                    self._buffers.grow(layer, buffer)
+                    counted("native", "", False)
+                    return out
+                with _observers.aside():
+                    alike = self._is_same(x, named)
         except NotNative:
             return None
         return self._settled(alike, named)
 
-    def _native(self, x: Tensor, named: dict[str, Any]) -> tuple[Any, Buffer, Tensor]:
+    def _notify(self, block: Block, mask: Any) -> None:
+        """Notify observers of the call that transformers' attention function would report."""
+        attention, held = self.module._modules[self._parts.form.attention], block.key_cache.shape[2]
+        assert block.seen is not None
+        meaning = meaning_of(attention, block.seen[0], block.key_cache, block.value_cache, mask, scaling=block.scale)
+        asked = {"mask": meaning.mask, "bias": meaning.bias, "real": meaning.real, "module": attention}
+        _observers.notify_step(attention, block.observed(held, "transformers sdpa_attention_forward", **asked))
+
+    def _native(self, x: Tensor, named: dict[str, Any]) -> tuple[Any, Buffer, Block, Tensor]:
         if any(value is not None and value is not False and name not in _TAKEN for name, value in named.items()):
             raise NotNative("other arguments")
         parts, attention = self._parts, cast(Any, self.module._modules[self._parts.form.attention])
@@ -127,12 +147,11 @@ class DecoderLayer(PaddedLayer):
             after_feed_forward=norms[3],
             query_norm=norms[4],
             key_norm=norms[5],
-            first=None if mask is None else self._mask.first(mask, x.shape[0], key_cache.shape[2]),
+            first=None if mask is None else self._shared.first(mask, x.shape[0], key_cache.shape[2]),
         )
         if waves is not None:
-            cos, sin = waves
-            block.waves, block.pairs = (cos.flatten(0, -2), sin.flatten(0, -2)), cos.shape[-1] // 2
-        return layer, buffer, run(x, [key_cache.shape[2]] * x.shape[0], [block], Norm())
+            block.waves, block.pairs = self._shared.waves(waves), waves[0].shape[-1] // 2
+        return layer, buffer, block, run(x, [key_cache.shape[2]] * x.shape[0], [block], Norm())
 
     def _settled(self, alike: bool | str, named: dict[str, Any]) -> Any:
         """The layer's own output; from now on the state tells whether the native one is the same."""
@@ -162,7 +181,7 @@ class DecoderLayer(PaddedLayer):
 
     def _same_step(self, x: Tensor, named: dict[str, Any]) -> bool:
         """Whether both ways give the same output, key and value; the cache stays as it is."""
-        layer, buffer, got = self._native(x, named)
+        layer, buffer, _, got = self._native(x, named)
         own = _copied(named[self._cache])
         expected = self.plain(**named | {"hidden_states": x, self._cache: own})
         cache = own.layers[named[self._cache].layers.index(layer)]

@@ -172,12 +172,12 @@ class FusedLayer(ReplacedMethod):
             return "forward hooks for all modules are set"
         if _called() != _CALLED:
             return _PATCHED
-        for part in self._watched:
-            if part._forward_hooks or part._forward_pre_hooks:
+        for own in map(vars, self._watched):
+            before, after = own["_forward_pre_hooks"], own["_forward_hooks"]
+            if (before or after) and not _observers.passive(before, after):
                 return "a forward hook is set inside"
-            if isinstance(part, nn.Dropout) and part.training and part.p:
-                return DROPOUT
-        return None
+        dropouts = (part for part in self._watched if isinstance(part, nn.Dropout))
+        return DROPOUT if any(part.training and part.p for part in dropouts) else None
 
 
 def is_replacement(forward: Any) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
+from ._call import ObservedCall
 from ._int4 import Int4Weight
 from ._int8 import Int8Weight
 from ._products import FEW, compares, unfollowed
@@ -91,18 +92,27 @@ class Block:
     first: Tensor | None = None  # int64 (R,): the first key that a query sees, in place of a window
     sink: Tensor | None = None
     softcap: float = 0.0
+    seen: tuple[Tensor, Tensor] | None = None  # of an observed call: query (R, Hq, 1, D) and output (R, Hq, 1, Dv)
+
+    def observed(self, held: int, source: str, **more: Any) -> ObservedCall:
+        """The attention call of a step computed while attention is observed, with `held` keys and `more` fields."""
+        assert self.seen is not None
+        query, out = self.seen
+        key, value = self.key_cache.narrow(2, 0, held), self.value_cache.narrow(2, 0, held)
+        options: dict[str, Any] = dict(scale=self.scale, softcap=self.softcap or None, sink=self.sink)
+        return ObservedCall(query, key, value, out=out, source=source, **options, **more)
 
 
 def check_call(x: Tensor) -> None:
-    """Raise `NotNative` unless x (R, 1, E) is a step that nobody follows, edits or differentiates."""
+    """Raise `NotNative` unless x (R, 1, E) is a step that nobody edits, differentiates or follows but by observing."""
     if _kernels.module is None:
         raise NotNative(_kernels.missing)
     if torch.is_grad_enabled() or interrupted() or not unfollowed():
         raise NotNative("gradients are recorded, or a mode or a compiler reads the call")
     if compares():
         raise NotNative("products are compared")
-    if _observers.THREAD.observers or _observers.THREAD.editor is not None:
-        raise NotNative("attention is watched or edited")
+    if _observers.THREAD.editor is not None:
+        raise NotNative("attention is edited")
     if nn.Module.__call__ is not _CALL or _OF_ALL._global_forward_hooks or _OF_ALL._global_forward_pre_hooks:
         raise NotNative("all modules have hooks")
     if not is_plain(x) or x.dtype not in DTYPES or not 0 < x.shape[0] <= FEW:
@@ -114,7 +124,8 @@ def check_bare(module: nn.Module, kind: type[nn.Module], forward: Any) -> dict[s
     own = module.__dict__
     if type(module) is not kind or kind.forward is not forward or "forward" in own:
         raise NotNative(f"a {type(module).__name__} with a forward of its own")
-    if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+    hooks = own["_forward_hooks"], own["_forward_pre_hooks"]
+    if any(hooks) and not _observers.passive(*hooks):
         raise NotNative(f"a {kind.__name__} has hooks")
     children: dict[str, Any] = own["_modules"]
     return children
@@ -188,6 +199,12 @@ def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> tuple[list[int]
         if not fits or not is_plain(cache) or cache.dtype is not x.dtype or cache.stride(3) != 1:
             raise NotNative("the cache is of another kind")
         numbers += [cache.data_ptr(), *cache.stride()[:3]]
+    if _observers.THREAD.observers:
+        query, out = (x.new_empty(x.shape[0], block.heads, 1, size) for size in (head, block.value_width))
+        block.seen = query, out
+        numbers += [query.data_ptr(), out.data_ptr()]
+    else:
+        numbers += [0, 0]
     numbers += [ACTIVATIONS[block.activation], block.parallel, block.interleaved]
     return numbers, [*reals, block.scale, block.softcap]
 
