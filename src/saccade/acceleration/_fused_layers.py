@@ -172,12 +172,13 @@ class FusedLayer(ReplacedMethod):
             return "forward hooks for all modules are set"
         if _called() != _CALLED:
             return _PATCHED
-        for own in map(vars, self._watched):
-            before, after = own["_forward_pre_hooks"], own["_forward_hooks"]
+        for part in self._watched:
+            before, after = part._forward_pre_hooks, part._forward_hooks
             if (before or after) and not _observers.passive(before, after):
                 return "a forward hook is set inside"
-        dropouts = (part for part in self._watched if isinstance(part, nn.Dropout))
-        return DROPOUT if any(part.training and part.p for part in dropouts) else None
+            if isinstance(part, nn.Dropout) and part.training and part.p:
+                return DROPOUT
+        return None
 
 
 def is_replacement(forward: Any) -> bool:

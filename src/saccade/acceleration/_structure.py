@@ -38,30 +38,30 @@ class Structure:
 
     def __init__(self, parts: Iterable[nn.Module], is_ours: Callable[[Any], bool]):
         self._is_ours = is_ours
-        self._parts = list(parts)
-        self._attributes = [vars(part) for part in self._parts]
-        self._kinds = [type(part) for part in self._parts]
-        self._methods = [(kind, kind.forward, kind.__call__) for kind in dict.fromkeys(self._kinds)]
-        self._children = [dict(part._modules) for part in self._parts]
-        tensors = [values for part in self._parts for values in (part._parameters, part._buffers)]
-        self._tensors, self._names = tensors, [(*values,) for values in tensors]
-        self._absent = [[*map(is_, values.values(), repeat(None))] for values in tensors]
+        self._parts = [
+            (part, vars(part), type(part), type(part).forward, type(part).__call__, tuple(part._modules.items()))
+            for part in parts
+        ]
+        self._tensors = [_names(values) for part, *_ in self._parts for values in (part._parameters, part._buffers)]
         self.remember_values()
 
     def intact(self) -> bool:
         """Whether children, classes, forwards and the names of parameters and buffers are unchanged."""
-        if [*map(type, self._parts)] != self._kinds:
-            return False
-        if any(kind.forward is not forward or kind.__call__ is not call for kind, forward, call in self._methods):
-            return False
-        if any("forward" in own and not self._is_ours(own["forward"]) for own in self._attributes):
-            return False
-        if [own["_modules"] for own in self._attributes] != self._children:
-            return False
-        # What is added may be 1 now and something else later.
-        return [*map(tuple, self._tensors)] == self._names and self._absent == [
-            [*map(is_, values.values(), repeat(None))] if values else [] for values in self._tensors
-        ]
+        for part, attributes, kind, forward, call, children in self._parts:
+            if type(part) is not kind or kind.forward is not forward or kind.__call__ is not call:
+                return False
+            if "forward" in attributes and not self._is_ours(attributes["forward"]):
+                return False
+            modules = attributes["_modules"]
+            if len(modules) != len(children):
+                return False
+            for name, child in children:
+                if modules.get(name) is not child:
+                    return False
+        for values, names, absent in self._tensors:  # what is added may be 1 now and something else later
+            if (values or names) and ((*values,) != names or [*map(is_, values.values(), repeat(None))] != absent):
+                return False
+        return True
 
     def keeps_values(self) -> bool:
         """Whether the modules' plain attributes, and the entries of their lists and configurations, are unchanged.
@@ -85,7 +85,7 @@ class Structure:
         self._own: list[tuple[dict[str, Any], int, Callable[..., tuple[Any, ...]], tuple[Any, ...]]] = []
         self._inside: list[tuple[dict[str, Any], tuple[str, ...], tuple[Any, ...]]] = []
         self._lists: list[tuple[list[Any], tuple[Any, ...]]] = []
-        for part, attributes in zip(self._parts, self._attributes, strict=True):
+        for part, attributes, *_ in self._parts:
             own = [name for name in attributes if name not in _OF_ALL]
             values_of = itemgetter(*_COMPARED, *own)
             self._own.append((attributes, len(attributes), values_of, values_of(attributes)))
@@ -106,8 +106,14 @@ class Structure:
             inside = vars(value)
         else:
             return False
-        self._inside.append((inside, (*inside,), (*inside.values(),)))
+        if not any(inside is known for known, *_ in self._inside):  # modules share their configuration
+            self._inside.append((inside, (*inside,), (*inside.values(),)))
         return _is_configuration(value) or all(map(_fixed, inside.values()))
+
+
+def _names(tensors: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...], list[bool]]:
+    """The names of parameters or buffers, and which of them are None."""
+    return tensors, (*tensors,), [value is None for value in tensors.values()]
 
 
 def _fixed(value: Any, owner: nn.Module | None = None) -> bool:

@@ -210,6 +210,8 @@ def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> tuple[list[int]
 
 
 def _norm(norm: Norm, width: int, x: Tensor) -> tuple[list[int], list[float]]:
+    if not norm.kind:
+        return [0, 0, 0], [0.0, 0.0]
     return [norm.kind, _vector(norm.weight, width, x), _vector(norm.bias, width, x)], [norm.eps, norm.plus]
 
 
