@@ -12,6 +12,9 @@ unwatched one, at several lengths, widths and batches, as two numbers that are f
 
     more = fixed + by pair * B * heads * L (L + 1) / 2        seconds of a causal call
 
+`--decoding` measures steps of one token after 64 instead: a Saccade decoder, and a Llama of transformers inside of
+`saccade.accelerate`, both of 12 layers of width 768.
+
 `--thread-time` counts the CPU time of one thread instead of time on the clock: for a machine that does other things.
 
 Shape legend: B items, L tokens, E width.
@@ -21,12 +24,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import platform
 import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -239,6 +244,67 @@ def parts_page(rounds: int, clock: Callable[[], float], thread_time: bool) -> st
     return "\n".join(lines).rstrip() + "\n"
 
 
+def decoding(rounds: int, clock: Callable[[], float]) -> Iterator[str]:
+    """The lines of a table: a step of native calls, the same step watched, and one by the modules."""
+    yield from ("| decoding, step of one token | way | a step | ratio |", "|---|---|---|---|")
+    for name, make in (("Saccade decoder", _decoder_steps), ("Llama (transformers, accelerated)", _llama_steps)):
+        torch.manual_seed(0)
+        ways, taken = make(), {}
+        for _ in range(rounds):
+            for way, (context, run) in ways.items():
+                with torch.no_grad(), context(), contextlib.closing(run()) as steps:
+                    seconds = [_timed(steps, clock) for _ in range(44)]
+                taken.setdefault(way, []).append(statistics.median(seconds[4:]))
+        for way, seconds_, ratio in ratios(taken):
+            yield f"| {name} | {way} | {1e3 * seconds_:.1f} ms | {ratio:.2f} |"
+
+
+def _timed(steps: Iterator[object], clock: Callable[[], float]) -> float:
+    start = clock()
+    next(steps)
+    return clock() - start
+
+
+Steps = dict[str, tuple[Callable[[], contextlib.AbstractContextManager[object]], Callable[[], Any]]]
+
+
+def _decoder_steps() -> Steps:
+    attention = AttentionConfig(768, 12, positions=saccade.positions.RotaryConfig(), bias=False)
+    block = BlockConfig(attention, hidden=2048, activation="swiglu", norm="rms", bias=False)
+    model = Decoder(block, 12).eval()
+
+    def run(**options: Any) -> Iterator[object]:
+        cache = model.cache()
+        model(torch.randn(1, 64, 768), cache=cache)
+        while True:
+            yield model(torch.randn(1, 1, 768), cache=cache, **options)
+
+    modules = functools.partial(run, hidden_states=[])  # which nobody but the modules can give
+    plain = contextlib.nullcontext
+    return {"native": (plain, run), "watched": (lambda: saccade.watch(model), run), "modules": (plain, modules)}
+
+
+def _llama_steps() -> Steps:
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    sizes = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=2048)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=32000, **sizes)).eval()
+
+    def run() -> Iterator[object]:
+        cache = DynamicCache(config=model.config)
+        model(torch.arange(64)[None], past_key_values=cache)
+        while True:
+            yield model(torch.arange(1)[None], past_key_values=cache)
+
+    @contextlib.contextmanager
+    def both() -> Iterator[None]:
+        with saccade.accelerate(model), saccade.watch(model):
+            yield
+
+    accelerated = lambda: saccade.accelerate(model)  # noqa: E731
+    return {"native": (accelerated, run), "watched": (both, run), "modules": (contextlib.nullcontext, run)}
+
+
 def page(forwards: list[str], trainings: Results, rounds: int, thread_time: bool) -> str:
     clock = "CPU time of one thread" if thread_time else "Time on the clock"
     lines = [
@@ -280,11 +346,15 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--training", nargs="*", choices=list(MODELS), default=list(MODELS), help="minutes for each")
     parser.add_argument("--parts", action="store_true", help="what the ratio depends on, and nothing else")
+    parser.add_argument("--decoding", action="store_true", help="steps of one token, and nothing else")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     if options.threads or options.thread_time:
         torch.set_num_threads(options.threads or 1)
     clock = time.thread_time if options.thread_time else time.perf_counter
+    if options.decoding:
+        show("\n".join(decoding(options.rounds, clock)) + "\n", options.out)
+        return
     if options.parts:
         show(parts_page(options.rounds, clock, options.thread_time), options.out)
         return

@@ -686,6 +686,7 @@ int64_t step(Pointer x, Pointer out, int64_t items, int64_t width, int type, con
         layer.cos = f.address<float>(), layer.sin = f.address<float>(), layer.cos_stride = f.next(), layer.pairs = f.next();
         layer.sink = f.address<float>(), layer.first = f.address<int64_t>();
         layer.key_cache = f.output(), layer.value_cache = f.output(), layer.int8_cache = f.next();
+        layer.query_seen = const_cast<void*>(f.address<void>()), layer.out_seen = const_cast<void*>(f.address<void>());
         layer.activation = (StepLayer::Activation)f.next(), layer.parallel = f.next(), layer.interleaved = f.next();
         layer.scale = f.next_real(), layer.softcap = f.next_real();
         f.end();

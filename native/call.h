@@ -360,6 +360,7 @@ struct StepLayer {
     const float* sink = nullptr;         // (Hq,), or null
     Output key_cache, value_cache;       // of the step's type, or rows of 8 bits; the new token's slot, held - 1, is written
     bool int8_cache = false;
+    void *query_seen = nullptr, *out_seen = nullptr;  // (R, Hq, D) and (R, Hq, Dv): attention's, written for observers; or null
     float scale = 1, softcap = 0;
     Activation activation = gelu;
     bool parallel = false, interleaved = false;

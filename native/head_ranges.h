@@ -20,7 +20,7 @@ class HeadRangesPass {
 
     void run() const {
         const int64_t queries = call.query.heads, keys = call.key.heads;
-        const bool little = call.query.batch * queries * call.query.rows * call.query.width < 1 << 16;  // done before a second thread begins
+        const bool little = entries(call.query) + entries(call.key) + entries(call.value) < 1 << 16;  // done before a second thread begins
         parallel(little ? 1 : call.threads, queries + 2 * keys, [&](int64_t task, int) {
             if (task < queries) return query(task);
             const int64_t h = (task - queries) % keys, part = (task - queries) / keys;
@@ -31,6 +31,8 @@ class HeadRangesPass {
 
   private:
     const HeadRanges& call;
+
+    static int64_t entries(const HeadRanges::Vectors& vectors) { return vectors.batch * vectors.heads * vectors.rows * vectors.width; }
 
     void query(int64_t h) const {
         const int64_t heads = call.query.heads;

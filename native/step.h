@@ -88,8 +88,10 @@ template <class T> class StepPass {
             append(layer, layer.value_cache, r, value + r * values, layer.value_width);
         }
         convert(query, R * queries, given);
+        if (layer.query_seen) std::copy_n(given, R * queries, static_cast<T*>(layer.query_seen));
         look(layer);
         const int64_t got = layer.heads * layer.value_width;
+        if (layer.out_seen) std::copy_n(given, R * got, static_cast<T*>(layer.out_seen));
         for (int64_t n = 0; n < R * got; n += lanes) store_from_float(heads + n, load_as_float(given + n, R * got - n), R * got - n);
         product(layer.output, heads, got, to);
     }

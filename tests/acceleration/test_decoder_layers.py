@@ -7,6 +7,7 @@ import torch
 
 import saccade
 from saccade.acceleration import _decoder_layers
+from saccade.acceleration._decoder_caches import SharedArguments
 from saccade.operator._backends.native import _kernels
 from saccade.operator.nn._rounded import Rounding
 
@@ -161,6 +162,12 @@ class Adapted(torch.nn.Module):
 CHANGES = {
     "a write": (lambda layer: layer.mlp.down_proj.weight.mul_(1.5), 2),
     "a write that is not counted": (lambda layer: layer.mlp.up_proj.weight.data.mul_(1.5), 2),
+    "other memory": (lambda layer: setattr(layer.mlp.up_proj.weight, "data", layer.mlp.up_proj.weight.data * 1.5), 2),
+    "the same memory, turned": (
+        lambda layer: setattr(layer.self_attn.o_proj.weight, "data", layer.self_attn.o_proj.weight.data.t()),
+        1,
+    ),
+    "an eps": (lambda layer: setattr(layer.input_layernorm, "variance_epsilon", 0.5), 2),
     "another parameter": (
         lambda layer: setattr(layer.input_layernorm, "weight", torch.nn.Parameter(torch.randn(192))),
         2,
@@ -230,15 +237,32 @@ def test_a_cache_that_others_change_is_read_anew():
 
 
 @torch.no_grad()
-def test_whoever_watches_differentiates_or_asks_for_weights_gets_the_modules():
-    steps, records = Steps(), []
+@pytest.mark.parametrize("kind", ["Llama", "Gemma3Text", "GPTNeoX"])
+def test_a_watch_sees_the_calls_of_the_modules(kind):
+    """A watch from the first step on, so that proofs are made beside it, over padded prompts and a window."""
+    model = model_of(kind, **KINDS[kind])
+    with saccade.watch(model) as plain:
+        want = logits(model)
+    with saccade.accelerate(model) as run, saccade.watch(model) as seen:
+        close(logits(model), want)
+        assert run.backends["native"] == 2 * (NEW - 2)
+    assert seen.calls == plain.calls and seen.steps == plain.steps and not seen.unobserved
+    for name, heads in plain.aggregates.items():
+        for head, statistics in heads.items():
+            for statistic, aggregate in statistics.items():
+                got = seen.aggregates[name][head][statistic]
+                assert got.count == aggregate.count, (name, statistic)
+                pairs = (getattr(got, end) - getattr(aggregate, end) for end in ("mean", "min", "max"))
+                assert max(map(abs, pairs)) <= 250 * 2.0**-20 * max(1, abs(aggregate.mean)), (name, statistic)
+
+
+@torch.no_grad()
+def test_whoever_differentiates_or_asks_for_weights_gets_the_modules():
+    steps = Steps()
     with saccade.accelerate(steps.model) as run:
         for _ in range(3):
             steps.agrees()
         taken = run.backends["native"]
-        with saccade.watch(steps.model, on_record=records.append):
-            steps.model(steps.ids[:, 8:9], past_key_values=steps.cache)
-        assert len(records) == 2
         with torch.enable_grad():
             steps.model(steps.ids[:, 9:10], past_key_values=steps.cache).logits.sum().backward()
         steps.model.config._attn_implementation = "eager"
@@ -261,3 +285,17 @@ def test_padding_is_left_out_of_layers_that_hold_few_bits():
         assert "2  layer without padding\n" in f"{run}\n"
     assert not got[1, 9:].any()
     assert torch.allclose(got[real.bool()], want, atol=want.abs().max().item() / 255)
+
+
+def test_positions_that_are_written_to_are_read_anew():
+    """Layers share what one tuple of cos and sin means, which somebody may keep and write to."""
+    shared, given = SharedArguments(), (torch.randn(1, 1, 4), torch.randn(1, 1, 4))
+    first = shared.waves(given)
+    assert shared.waves(given) is first
+    given[1].mul_(2)
+    assert torch.equal(shared.waves(given)[1], given[1][0])
+    with torch.inference_mode():
+        given = torch.randn(1, 1, 4), torch.randn(1, 1, 4)
+        shared.waves(given)
+        given[0].mul_(2)  # which is not counted
+        assert torch.equal(shared.waves(given)[0], given[0][0])

@@ -248,13 +248,10 @@ def test_what_is_changed_is_computed_by_the_modules(change):
         assert torch.equal(got, by_modules(decoder))
 
 
-def test_whoever_watches_differentiates_or_packs_gets_the_modules():
+def test_whoever_observes_differentiates_or_packs_gets_the_modules():
+    """A watch does not: tests/monitoring/test_steps.py."""
     decoder, seen = small(), []
     with native_steps() as taken:
-        cache, records = begun(decoder), []
-        with torch.no_grad(), saccade.watch(decoder, on_record=records.append):
-            decoder(X, cache=cache)
-        assert len(records) == 2
         with torch.no_grad():
             decoder(X, cache=begun(decoder), observe=lambda layer, call: seen.append(layer))
         assert seen == [0, 1]

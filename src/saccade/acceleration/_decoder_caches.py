@@ -82,11 +82,20 @@ def _grown(tensor: Tensor, size: int) -> Tensor:
     return whole
 
 
-class SharedMask:
-    """The first key that each item sees, by the mask that all layers of a step are given."""
+class SharedArguments:
+    """What the mask and the positions mean that all layers of a step are given."""
 
     def __init__(self) -> None:
         self._known: tuple[Tensor, int | None, Tensor] | None = None
+        self._waves: tuple[Any, list[int | None], tuple[Tensor, Tensor]] | None = None
+
+    def waves(self, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """cos and sin as float32 (items, D)."""
+        known, versions = self._waves, [_version(wave) for wave in given]
+        if known is None or known[0] is not given or None in versions or known[1] != versions:
+            cos, sin = (wave.flatten(0, -2).float().contiguous() for wave in given)
+            self._waves = known = given, versions, (cos, sin)
+        return known[2]
 
     def first(self, mask: Tensor, items: int, keys: int) -> Tensor:
         """int64 (R,).
@@ -94,7 +103,7 @@ class SharedMask:
         Raises:
             NotNative: if the mask shows anything but a last run of the keys.
         """
-        known, version = self._known, None if mask.is_inference() else mask._version  # of such, writes are not counted
+        known, version = self._known, _version(mask)
         if known is None or known[0] is not mask or version is None or known[1] != version:
             if mask.dtype is not torch.bool or mask.dim() != 4 or mask.shape[1:3] != (1, 1):
                 raise NotNative("a mask of another form")
@@ -107,3 +116,7 @@ class SharedMask:
         if mask.shape[3] != keys or len(known[2]) != items:
             raise NotNative("a mask of other keys")
         return known[2]
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version  # of such, writes are not counted

@@ -14,9 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..operator._native_step import Block, Matrix, Norm, NotNative, check_call, run
+from ..interception._hooks.transformers import meaning_of
+from ..operator import _observers
+from ..operator._backends.native._run import is_plain
+from ..operator._native_step import Block, Matrix, Norm, NotNative, check_call, run, weights_of
 from ..operator._products import unrounded
-from ._decoder_caches import Buffer, GrowingBuffers, SharedMask
+from ._decoder_caches import Buffer, GrowingBuffers, SharedArguments
 from ._decoder_forms import Linear, Parts, eps_of
 from ._effects import CHANGES, same_random_numbers
 from ._fused_layers import NOT_CALLED, OTHER, PROVED, REPLACED
@@ -30,6 +33,8 @@ _HEAD = "head_dim", "head_size"  # of most, and of those with projections by hea
 _CACHES = "past_key_values", "layer_past"
 _TAKEN = {"hidden_states", "attention_mask", "position_embeddings", *_CACHES, *_FREE}
 _TRIALS = 3  # random inputs beside those of the call that is compared
+_NO_CACHE = torch.empty(0)
+_NOTHING = Matrix(_NO_CACHE)
 
 
 class DecoderLayer(PaddedLayer):
@@ -38,10 +43,19 @@ class DecoderLayer(PaddedLayer):
     kind = "decoder layer"
 
     def __init__(
-        self, name: str, module: nn.Module, stack: LayerStack, parts: Parts, buffers: GrowingBuffers, mask: SharedMask
+        self,
+        name: str,
+        module: nn.Module,
+        stack: LayerStack,
+        parts: Parts,
+        buffers: GrowingBuffers,
+        shared: SharedArguments,
     ):
         super().__init__(name, module, stack)
-        self._parts, self._buffers, self._mask = parts, buffers, mask
+        self._parts, self._buffers, self._shared = parts, buffers, shared
+        linears = *parts.projections, parts.output, parts.up, parts.gate, parts.down
+        self._linears: list[Any] = [linear for linear in linears if linear is not None]
+        self._known: tuple[list[Any], Block] | None = None
         self.step_state, self._steps_left = NOT_CALLED, 0
         self._cache = next((name for name in _CACHES if name in self.names), _CACHES[0])
 
@@ -51,7 +65,7 @@ class DecoderLayer(PaddedLayer):
             named = dict(zip(self.names, args, strict=False)) | kwargs
             x = named.get("hidden_states")
             cached = len(args) <= len(self.names) and getattr(named.get(self._cache), "layers", None)
-            if cached and isinstance(x, Tensor) and x.dim() == 3 and x.shape[1] == 1:
+            if cached and isinstance(x, Tensor):
                 out = self._step(x, named)
         return super().__call__(*args, **kwargs) if out is None else out
 
@@ -64,39 +78,64 @@ class DecoderLayer(PaddedLayer):
     def _step(self, x: Tensor, named: dict[str, Any]) -> Any:
         """The output, by the native step or, where that is to be proved, by the modules; None: neither."""
         try:
-            check_call(x)
-            if self.module.training or self.watched() is not None:
-                return None
-            if not self.structure.intact():
-                self.step_state = REPLACED
-                return None
-            self._steps_left -= 1
-            if self.step_state == PROVED and self._steps_left >= 0 and self.structure.keeps_values():
-                layer, buffer, out = self._native(x, named)
-                self._buffers.grow(layer, buffer)
-                counted("native", "", False)
-                return out
-            alike = self._is_same(x, named)
+            with torch._C.DisableTorchFunction():  # modes that only observe would follow each function of a step
+                check_call(x)
+                if x.dim() != 3 or x.shape[1] != 1 or self.module.training or self.watched() is not None:
+                    return None
+                if not self.structure.intact():
+                    self.step_state = REPLACED
+                    return None
+                self._steps_left -= 1
+                if self.step_state == PROVED and self._steps_left >= 0 and self.structure.keeps_values():
+                    layer, buffer, block, out = self._native(x, named)
+                    if _observers.THREAD.observers:
+                        self._notify(block, named.get("attention_mask"))
+                    self._buffers.grow(layer, buffer)
+                    counted("native", "", False)
+                    return out
+                with _observers.aside():
+                    alike = self._is_same(x, named)
         except NotNative:
             return None
         return self._settled(alike, named)
 
-    def _native(self, x: Tensor, named: dict[str, Any]) -> tuple[Any, Buffer, Tensor]:
+    def _notify(self, block: Block, mask: Any) -> None:
+        """Notify observers of the call that transformers' attention function would report."""
+        attention, held = self.module._modules[self._parts.form.attention], block.key_cache.shape[2]
+        assert block.seen is not None
+        meaning = meaning_of(attention, block.seen[0], block.key_cache, block.value_cache, mask, scaling=block.scale)
+        asked = {"mask": meaning.mask, "bias": meaning.bias, "real": meaning.real, "module": attention}
+        _observers.notify_step(attention, block.observed(held, "transformers sdpa_attention_forward", **asked))
+
+    def _native(self, x: Tensor, named: dict[str, Any]) -> tuple[Any, Buffer, Block, Tensor]:
         if any(value is not None and value is not False and name not in _TAKEN for name, value in named.items()):
             raise NotNative("other arguments")
-        parts, attention = self._parts, cast(Any, self.module._modules[self._parts.form.attention])
-        place, scaling, head = (
-            getattr(attention, name, None) for name in ("layer_idx", "scaling", _HEAD[parts.form.by_head])
-        )
-        kind = getattr(getattr(attention, "config", None), "_attn_implementation", None)
-        if kind != "sdpa" or getattr(attention, "attn_logit_softcapping", None) or not (head and scaling):
+        attention = cast(Any, self.module._modules[self._parts.form.attention])
+        place, capped = getattr(attention, "layer_idx", None), getattr(attention, "attn_logit_softcapping", None)
+        if capped or getattr(getattr(attention, "config", None), "_attn_implementation", None) != "sdpa":
             raise NotNative("attention of another implementation")
         if place is None or place >= len(named[self._cache].layers):
             raise NotNative("a cache without tokens")
         layer = named[self._cache].layers[place]
         buffer = self._buffers.room(layer)
-        key_cache, value_cache = buffer.with_new()
-        waves, mask = named.get("position_embeddings"), named.get("attention_mask")
+        block = self._block(x, attention, *buffer.with_new())
+        waves, mask, held = named.get("position_embeddings"), named.get("attention_mask"), block.key_cache.shape[2]
+        block.first = None if mask is None else self._shared.first(mask, x.shape[0], held)
+        if waves is not None:
+            block.waves, block.pairs = self._shared.waves(waves), waves[0].shape[-1] // 2
+        return layer, buffer, block, run(x, [held] * x.shape[0], [block], Norm())
+
+    def _block(self, x: Tensor, attention: Any, key_cache: Tensor, value_cache: Tensor) -> Block:
+        parts = self._parts
+        scaling, head = (getattr(attention, name, None) for name in ("scaling", _HEAD[parts.form.by_head]))
+        if not (head and scaling):
+            raise NotNative("attention of another implementation")
+        parallel = getattr(self.module, "use_parallel_residual", parts.form.parallel)
+        read = self._read(x, head, scaling, parallel)
+        if read is not None and self._known is not None and self._known[0] == read:
+            block = copy.copy(self._known[1])
+            block.key_cache, block.value_cache = key_cache, value_cache
+            return block
         output, up, down = (_matrix(linear, x) for linear in (parts.output, parts.up, parts.down))
         heads = output.shape[1] // head
         query, *others = (_matrix(linear, x, heads if parts.form.by_head else None) for linear in parts.projections)
@@ -104,6 +143,15 @@ class DecoderLayer(PaddedLayer):
             Norm() if norm is None else _norm(norm, module)
             for norm, module in zip(parts.norms, parts.norm_modules, strict=True)
         ]
+        made: dict[str, Any] = {
+            "heads": heads,
+            "kv_heads": (others[0].shape[0] if others else (query.shape[0] - heads * head) // 2) // head,
+            "width": head,
+            "value_width": head,
+            "scale": float(scaling),
+            "activation": parts.activation,
+            "parallel": parallel,
+        }
         block = Block(
             attention_norm=norms[0],
             query=query,
@@ -113,26 +161,45 @@ class DecoderLayer(PaddedLayer):
             gate=None if parts.gate is None else _matrix(parts.gate, x),
             up=up,
             down=down,
-            heads=heads,
-            kv_heads=(others[0].shape[0] if others else (query.shape[0] - heads * head) // 2) // head,
-            width=head,
-            value_width=head,
-            scale=float(scaling),
-            key_cache=key_cache,
-            value_cache=value_cache,
-            activation=parts.activation,
-            parallel=getattr(self.module, "use_parallel_residual", parts.form.parallel),
             after_attention=norms[1],
             feed_forward_norm=norms[2],
             after_feed_forward=norms[3],
             query_norm=norms[4],
             key_norm=norms[5],
-            first=None if mask is None else self._mask.first(mask, x.shape[0], key_cache.shape[2]),
+            key_cache=key_cache,
+            value_cache=value_cache,
+            **made,
         )
-        if waves is not None:
-            cos, sin = waves
-            block.waves, block.pairs = (cos.flatten(0, -2), sin.flatten(0, -2)), cos.shape[-1] // 2
-        return layer, buffer, run(x, [key_cache.shape[2]] * x.shape[0], [block], Norm())
+        if read is not None:  # without the weights, which others may replace
+            made["weights"] = block.weights = weights_of(block, x, [])
+            self._known = read, Block(Norm(), _NOTHING, _NOTHING, key_cache=_NO_CACHE, value_cache=_NO_CACHE, **made)
+        return block
+
+    def _read(self, x: Tensor, *numbers: Any) -> list[Any] | None:
+        """All that the fields of `weights_of` are made of, so that they are made again only where it differs.
+
+        None for weights in few bits and for those that are sorted by heads, which are read anew at each step.
+        """
+        linears = [linear for linear in self._linears if isinstance(linear, PackedLinear)]
+        if self._parts.form.by_head or len(linears) < len(self._linears):
+            return None
+        if any(linear.product.weights or linear.held is not None for linear in linears):
+            return None
+        tensors: list[Tensor | None] = [linear.readable_weight(x) for linear in linears]
+        tensors += [linear.module._parameters.get("bias") for linear in linears]
+        read: list[Any] = [x.dtype, x.shape[2], *numbers]
+        for norm in self._parts.norm_modules:
+            if norm is not None:
+                tensors += [norm._parameters.get("weight"), norm._parameters.get("bias")]
+                read.append(_eps(norm))
+        for tensor in tensors:
+            if tensor is None:
+                read.append(None)
+            elif is_plain(tensor):
+                read += tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+            else:
+                return None
+        return read
 
     def _settled(self, alike: bool | str, named: dict[str, Any]) -> Any:
         """The layer's own output; from now on the state tells whether the native one is the same."""
@@ -162,7 +229,7 @@ class DecoderLayer(PaddedLayer):
 
     def _same_step(self, x: Tensor, named: dict[str, Any]) -> bool:
         """Whether both ways give the same output, key and value; the cache stays as it is."""
-        layer, buffer, got = self._native(x, named)
+        layer, buffer, _, got = self._native(x, named)
         own = _copied(named[self._cache])
         expected = self.plain(**named | {"hidden_states": x, self._cache: own})
         cache = own.layers[named[self._cache].layers.index(layer)]
@@ -185,8 +252,11 @@ def _copied(cache: Any) -> Any:
 
 def _norm(norm: Norm, module: Any) -> Norm:
     tensors = module._parameters
-    eps = module.eps if "eps" in module.__dict__ else eps_of(module)
-    return Norm(norm.kind, tensors.get("weight"), tensors.get("bias"), eps or 0.0, norm.plus)
+    return Norm(norm.kind, tensors.get("weight"), tensors.get("bias"), _eps(module), norm.plus)
+
+
+def _eps(module: Any) -> float:
+    return (module.eps if "eps" in module.__dict__ else eps_of(module)) or 0.0
 
 
 def _matrix(linear: Linear, x: Tensor, heads: int | None = None) -> Matrix:

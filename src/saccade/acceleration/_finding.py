@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._decoder_caches import GrowingBuffers, SharedMask
+from ._decoder_caches import GrowingBuffers, SharedArguments
 from ._decoder_forms import parts_of
 from ._decoder_layers import DecoderLayer
 from ._fused_layers import Activated, FusedFeedForward, FusedLayer, FusedLinear, Gated, Residual, TorchFeedForward
@@ -30,7 +30,7 @@ def fused_layers(model: nn.Module, weights: str | None) -> list[FusedLayer]:
     inside: set[nn.Module] = set()  # of attention modules, which read their parts' weights themselves
     padded = Padded()
     stacks: dict[nn.Module, LayerStack] = {}
-    buffers, mask = GrowingBuffers(), SharedMask()
+    buffers, shared = GrowingBuffers(), SharedArguments()
     for part in model.modules():
         if isinstance(part, nn.ModuleList):
             stacks |= dict.fromkeys(_layers(part, linears), LayerStack(padded))
@@ -43,7 +43,7 @@ def fused_layers(model: nn.Module, weights: str | None) -> list[FusedLayer]:
             if parts is None:
                 found.append(PaddedLayer(name, module, stacks[module]))
             else:
-                found.append(DecoderLayer(name, module, stacks[module], parts, buffers, mask))
+                found.append(DecoderLayer(name, module, stacks[module], parts, buffers, shared))
         if module in inside:
             continue
         if isinstance(module, nn.MultiheadAttention):

@@ -107,7 +107,8 @@ class Structure:
             inside = vars(value)
         else:
             return False
-        self._inside.append((inside, (*inside,), (*inside.values(),)))
+        if not any(inside is known for known, *_ in self._inside):  # modules share their configuration
+            self._inside.append((inside, (*inside,), (*inside.values(),)))
         return _is_configuration(value) or all(map(_fixed, inside.values()))
 
 

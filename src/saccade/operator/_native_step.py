@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
+from ._call import ObservedCall
 from ._groups import GroupedWeight
 from ._int8 import Int8Weight
 from ._int8_rows import SCALE_BYTES
@@ -24,6 +25,7 @@ from ._products import FEW, compares, unfollowed
 
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+Weights = tuple[list[int], list[float]]
 _CALL = nn.Module.__call__
 _OF_ALL = torch.nn.modules.module
 
@@ -92,18 +94,28 @@ class Block:
     first: Tensor | None = None  # int64 (R,): the first key that a query sees, in place of a window
     sink: Tensor | None = None
     softcap: float = 0.0
+    weights: Weights | None = None  # what `weights_of` gives
+    seen: tuple[Tensor, Tensor] | None = None  # of an observed call: query (R, Hq, 1, D) and output (R, Hq, 1, Dv)
+
+    def observed(self, held: int, source: str, **more: Any) -> ObservedCall:
+        """The attention call of a step computed while attention is observed, with `held` keys and `more` fields."""
+        assert self.seen is not None
+        query, out = self.seen
+        key, value = self.key_cache.narrow(2, 0, held), self.value_cache.narrow(2, 0, held)
+        options: dict[str, Any] = dict(scale=self.scale, softcap=self.softcap or None, sink=self.sink)
+        return ObservedCall(query, key, value, out=out, source=source, **options, **more)
 
 
 def check_call(x: Tensor) -> None:
-    """Raise `NotNative` unless x (R, 1, E) is a step that nobody follows, edits or differentiates."""
+    """Raise `NotNative` unless x (R, 1, E) is a step that nobody edits, differentiates or follows but by observing."""
     if _kernels.module is None:
         raise NotNative(_kernels.missing)
     if torch.is_grad_enabled() or interrupted() or not unfollowed():
         raise NotNative("gradients are recorded, or a mode or a compiler reads the call")
     if compares():
         raise NotNative("products are compared")
-    if _observers.THREAD.observers or _observers.THREAD.editor is not None:
-        raise NotNative("attention is watched or edited")
+    if _observers.THREAD.editor is not None:
+        raise NotNative("attention is edited")
     if nn.Module.__call__ is not _CALL or _OF_ALL._global_forward_hooks or _OF_ALL._global_forward_pre_hooks:
         raise NotNative("all modules have hooks")
     if not is_plain(x) or x.dtype not in DTYPES or not 0 < x.shape[0] <= FEW:
@@ -115,7 +127,8 @@ def check_bare(module: nn.Module, kind: type[nn.Module], forward: Any) -> dict[s
     own = module.__dict__
     if type(module) is not kind or kind.forward is not forward or "forward" in own:
         raise NotNative(f"a {type(module).__name__} with a forward of its own")
-    if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+    hooks = own["_forward_hooks"], own["_forward_pre_hooks"]
+    if any(hooks) and not _observers.passive(*hooks):
         raise NotNative(f"a {kind.__name__} has hooks")
     children: dict[str, Any] = own["_modules"]
     return children
@@ -151,8 +164,8 @@ def run(x: Tensor, held: list[int], blocks: list[Block], last: Norm) -> Tensor:
     return out
 
 
-def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> tuple[list[int], list[float]]:
-    """The fields of a layer, in the order of `step` in native/bindings.cpp."""
+def weights_of(block: Block, x: Tensor, kept: list[Any]) -> Weights:
+    """The fields of a layer that its norms, matrices and sizes decide."""
     model, head, hidden = x.shape[2], block.width, 0 if block.down is None else block.down.shape[1]
     read = block.heads * block.value_width
     norms = (
@@ -172,6 +185,13 @@ def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> tuple[list[int]
     for matrix, width in matrices:
         numbers += _matrix(matrix, width, x, kept)
     numbers += [block.heads, block.kv_heads, head, block.value_width, hidden, block.window]
+    return numbers, reals
+
+
+def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> Weights:
+    """The fields of a layer, in the order of `step` in native/bindings.cpp."""
+    first, reals = weights_of(block, x, kept) if block.weights is None else block.weights
+    head, numbers = block.width, [*first]
     if block.waves is None:
         numbers += [0, 0, 0, 0]
     else:
@@ -192,11 +212,21 @@ def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> tuple[list[int]
             raise NotNative("the cache is of another kind")
         numbers += [cache.data_ptr(), *cache.stride()[:3]]
     numbers.append(in_bytes)
+    if _observers.THREAD.observers:
+        if in_bytes:
+            raise NotNative("observers read keys and values as floats")
+        query, out = (x.new_empty(x.shape[0], block.heads, 1, size) for size in (head, block.value_width))
+        block.seen = query, out
+        numbers += [query.data_ptr(), out.data_ptr()]
+    else:
+        numbers += [0, 0]
     numbers += [ACTIVATIONS[block.activation], block.parallel, block.interleaved]
     return numbers, [*reals, block.scale, block.softcap]
 
 
 def _norm(norm: Norm, width: int, x: Tensor) -> tuple[list[int], list[float]]:
+    if not norm.kind:
+        return [0, 0, 0], [0.0, 0.0]
     return [norm.kind, _vector(norm.weight, width, x), _vector(norm.bias, width, x)], [norm.eps, norm.plus]
 
 

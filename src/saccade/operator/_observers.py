@@ -11,7 +11,7 @@ computed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -66,6 +66,20 @@ class PassiveMode:
     notified."""
 
 
+class PassiveHook:
+    """Mixed into a forward hook of a module that only notes which module runs, for the calls observed inside."""
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the hook does more: it begins or ends what is observed."""
+        raise NotImplementedError
+
+
+def passive(*hooks: Mapping[Any, Any]) -> bool:
+    """Whether a step may be computed without the modules of these hooks; `notify_step` calls those that matter."""
+    return all(isinstance(hook, PassiveHook) and not hook.awaits for table in hooks for hook in table.values())
+
+
 class _Thread(threading.local):
     observers: tuple[Observer, ...] = ()
     editor: Editor | None = None  # it is asked only where there are observers, too
@@ -89,6 +103,16 @@ def observed_by(observer: Observer) -> Iterator[None]:
 def notify(observers: tuple[Observer, ...], call: ObservedCall) -> None:
     for observer in observers:
         observer(call)
+
+
+def notify_step(module: Any, call: ObservedCall) -> None:
+    """Notify observers of a call that a native step computed in place of this module of attention."""
+    for hook in module._forward_pre_hooks.values():
+        hook(module, ())
+    with aside() as observers:
+        notify(observers, call)
+    for hook in module._forward_hooks.values():
+        hook(module, (), None)
 
 
 def notify_edited(observers: tuple[Observer, ...], edited: EditedOutput, source: str, module: Any = None) -> Tensor:

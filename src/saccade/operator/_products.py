@@ -121,7 +121,7 @@ class Product:
 
     def integers(self, weight: Tensor, x: Tensor) -> Int8Weight | None:
         """The integers that a product with x reads; None if it reads the weight itself."""
-        in_int8 = weight.numel() >= LARGE and reads_integers(self) and fits_int8(weight)
+        in_int8 = reads_integers(self) and weight.numel() >= LARGE and fits_int8(weight)
         return self.in_int8(weight, x) if in_int8 else None
 
     def in_int8(self, weight: Tensor, x: Tensor | None = None) -> Int8Weight:

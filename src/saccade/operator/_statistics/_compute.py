@@ -158,8 +158,19 @@ def _statistics(call: CheckedCall, asked: StatisticsRequest, module: Any, has_va
         spoiled = torch.isnan(rows.lse)[..., None]
         top_weights = torch.where(spoiled, torch.nan, rows.top_weights)
         rows = replace(rows, top_weights=top_weights, top_keys=torch.where(spoiled, -1, rows.top_keys))
+    shape = (call.batch, call.heads, call.length_q, call.length_k)
+    return assembled(shape, rows, sight, counted, _per_head(call, asked, module, rows, counted, sight, has_value))
+
+
+def assembled(
+    shape: tuple[int, int, int, int],
+    rows: RowStatistics,
+    sight: RowVisibility,
+    counted: Tensor,
+    heads: dict[str, dict[str, Tensor]],
+) -> Statistics:
     return Statistics(
-        shape=(call.batch, call.heads, call.length_q, call.length_k),
+        shape=shape,
         lse=rows.lse,
         entropy=rows.entropy,
         largest=rows.largest,
@@ -172,7 +183,7 @@ def _statistics(call: CheckedCall, asked: StatisticsRequest, module: Any, has_va
         top_weights=rows.top_weights,
         top_keys=rows.top_keys,
         received=rows.received,
-        heads=_per_head(call, asked, module, rows, counted, sight, has_value),
+        heads=heads,
     )
 
 

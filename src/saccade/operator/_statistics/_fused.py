@@ -5,6 +5,8 @@ Shape legend: B items, Hq query heads, Lq / Lk lengths, G named groups.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,9 +26,13 @@ def refuses(call: CheckedCall, asked: StatisticsRequest) -> str | None:
 def rows(call: CheckedCall, asked: StatisticsRequest, standing: Placement, first: Tensor) -> RowStatistics:
     groups = None if asked.members is None else asked.members.transpose(0, 1)
     found = _statistics.run(call, standing, first=first, groups=groups, received=asked.received, top=asked.top)
-    lse = found.lse if call.sink is None else _with_sink(found.lse, call.sink)
+    return row_statistics(found, call.sink, asked.groups)
+
+
+def row_statistics(found: _statistics.NativeStatistics, sink: Tensor | None, groups: Sequence[str]) -> RowStatistics:
+    lse = found.lse if sink is None else _with_sink(found.lse, sink)
     mass = {"self": found.own, "previous": found.previous, "next": found.next, "first": found.first}
-    mass |= {"sink": found.sink, **dict(zip(asked.groups, found.groups.unbind(0), strict=True))}
+    mass |= {"sink": found.sink, **dict(zip(groups, found.groups.unbind(0), strict=True))}
     top_weights, top_keys = found.top_weights, found.top_keys
     return RowStatistics(
         lse=lse,
@@ -54,9 +60,12 @@ def per_head(call: CheckedCall, rows: RowStatistics, keys: Tensor | None, has_va
     Args:
         keys: bool (B|1, Hkv|1, Lk), seen by some row; None: all are.
     """
-    found = _statistics.head_ranges(call, rows, keys, has_value)
-    if found is None:
-        return None
+    addresses = (row.data_ptr() for row in (rows.lse, rows.smallest, rows.largest, rows.low, rows.high, rows.bad))
+    found = _statistics.head_ranges(call, tuple(addresses), keys, has_value)
+    return None if found is None else named_ranges(found, has_value)
+
+
+def named_ranges(found: _statistics.NativeRanges, has_value: bool) -> dict[str, Numbers]:
     *of_queries, none = found.of_queries.unbind(0)
     *of_keys, none_of_keys = found.of_keys.unbind(0)
     bad = {"nonfinite": none, "nonfinite_at": nowhere(none)}

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .. import _observers
+from .._masks import Causal
 from .._native_step import Block, Matrix, Norm, NotNative, check_bare, check_call, run
 from ..positions import Rotary
 from ..positions.rotary import StoredRotary
@@ -19,8 +22,11 @@ from ._rounded import RoundedLinear
 from .attention import MultiHeadAttention
 from .blocks import DecoderBlock
 from .cache import GrowingLayer, KVCache
+from .cache.fitting import in_order
+from .cache.new_rows import NewRows
 from .config import GATED
 from .feed_forward import FeedForward
+from .masking import joined
 from .norm import RMSNorm
 
 _FORWARDS: dict[type[nn.Module], Any] = {
@@ -43,8 +49,9 @@ def native_step(x: Tensor, cache: KVCache, layers: Callable[[], Layers], norm: n
         layers: gives each block with the module of its positions.
     """
     try:
-        check_call(x)
-        return _step(x, cache, layers(), norm)
+        with torch._C.DisableTorchFunction():  # modes that only observe would follow each function of a step
+            check_call(x)
+            return _step(x, cache, layers(), norm)
     except NotNative:
         return None
 
@@ -66,9 +73,24 @@ def _step(x: Tensor, cache: KVCache, modules: Layers, norm: nn.Module) -> Tensor
         for (block, positions), layer in zip(modules, layers, strict=True)
     ]
     out = run(x, held, blocks, last)
+    if _observers.THREAD.observers:
+        _notify([block for block, _ in modules], blocks, before)
     for layer in layers:
         layer.grow()
     return out
+
+
+def _notify(modules: list[nn.Module], blocks: list[Block], before: np.ndarray) -> None:
+    """Notify observers of each block's call, with the mask that its cache would give."""
+    masks: dict[Any, Any] = {}
+    held = int(before.max()) + 1
+    for module, block in zip(modules, blocks, strict=True):
+        attention = cast(DecoderBlock, module).attention
+        window = attention.config.window
+        if window not in masks:
+            items = block.key_cache.shape[0]
+            masks[window] = in_order(joined(Causal(), window), before, NewRows.of(None, 1), held, items)
+        _observers.notify_step(attention, block.observed(held, "saccade.attention", mask=masks[window]))
 
 
 def _block(

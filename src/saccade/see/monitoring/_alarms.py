@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from ...support._lazy_names import renamed_arguments
-from ._alarms_reading import CallReading, Numbers, joined, reading_of
+from ._alarms_reading import CallReading, Numbers, StepRecord, StepRecords, joined, joined_steps, reading_of
 from ._alarms_rules import ADVICE, NOT_FINITE, RULES, VANISHING, HeadHistory, RuleMatch, not_finite, vanishing_gradients
 from ._alarms_thresholds import Thresholds
 from ._record import CallRecord, GradientRecord
@@ -155,6 +157,31 @@ class Alarms:
             site.waiting = site.last = None
             return self._not_finite(not_finite(reading.broken), record, step)
         self._finite(record.name)
+        return self._read(site, reading, record, step)
+
+    def observe_steps(self, parts: Sequence[StepRecords]) -> None:
+        """As `observe` for each call of many steps."""
+        found = []
+        for part in parts:
+            numbers, name = part.readings(self.thresholds.keys, self.thresholds.sharp), part.records[0].name
+            site = self._sites.setdefault(name, _SiteHistory([HeadHistory() for _ in range(numbers.shape[1])]))
+            self._finite(name)
+            rows = numbers[0].cumsum(1) + np.reshape(0.0 if site.waiting is None else site.waiting.rows, (-1, 1))
+            start = 0
+            while start < rows.shape[1]:  # up to the call with which there are enough rows
+                enough = rows[:, start:].max(0) >= self.thresholds.rows
+                stop = start + int(enough.argmax()) + 1 if enough.any() else rows.shape[1]
+                found.append(
+                    (part.places[stop - 1], site, joined_steps(numbers[:, :, start:stop]), part.records[stop - 1])
+                )
+                rows, start = rows - rows[:, stop - 1 : stop], stop
+        for _, site, reading, record in sorted(found, key=lambda at: at[0]):
+            self._read(site, reading, record, record.step)
+
+    def _read(
+        self, site: _SiteHistory, reading: CallReading, record: CallRecord | StepRecord, step: int
+    ) -> list[Alarm]:
+        """The new alarms once there are enough rows with those of this reading."""
         whole = reading if site.waiting is None else joined([site.waiting, reading])
         if max(whole.rows) < self.thresholds.rows:
             site.waiting = whole
@@ -179,7 +206,7 @@ class Alarms:
     def _settle(
         self,
         matches: Iterable[RuleMatch],
-        record: CallRecord | GradientRecord,
+        record: CallRecord | GradientRecord | StepRecord,
         step: int,
         judged: Callable[[str], bool],
     ) -> list[Alarm]:
@@ -204,7 +231,7 @@ class Alarms:
             case.alarm = replace(case.alarm, over=True)
             del self._open[at]
 
-    def _fire(self, finding: RuleMatch, record: CallRecord | GradientRecord, step: int) -> _OpenAlarm:
+    def _fire(self, finding: RuleMatch, record: CallRecord | GradientRecord | StepRecord, step: int) -> _OpenAlarm:
         place: dict[str, Any] = {name: getattr(record, name) for name in ("name", "path", "layer")}
         alarm = Alarm(**vars(finding), **place, step=step, advice=ADVICE[finding.kind], last_step=step)
         case = _OpenAlarm(alarm)

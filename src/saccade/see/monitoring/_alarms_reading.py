@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ._record import CallRecord
-
-if TYPE_CHECKING:
-    from ...operator._statistics import Statistics
+from ...operator._statistics import Statistics, StepNumbers, together
+from ._record import CallRecord, CallSite
 
 Numbers = tuple[float, ...]  # one for each query head
 
@@ -91,13 +90,79 @@ def reading_of(record: CallRecord, keys: int, sharp: float) -> CallReading:
         sharp: the largest weight from which a row counts as sharp.
     """
     measured = record.statistics
+    values = _numbers(measured, record.out_norm, keys, sharp, (0, 2)).tolist()
+    by_name: dict[str, Any] = {name: tuple(row) for name, row in zip(_names(), values, strict=True)}
+    return CallReading(**by_name, broken=_broken(measured, record.out_norm))
+
+
+def _names() -> list[str]:
+    return [field.name for field in fields(CallReading)][:-1]
+
+
+class StepRecord(NamedTuple):
+    """A call whose numbers are read together with those of other steps."""
+
+    site: CallSite
+    step: int
+    numbers: StepNumbers
+
+    @property
+    def name(self) -> str:
+        return self.site.name
+
+    @property
+    def path(self) -> str:
+        return self.site.path
+
+    @property
+    def layer(self) -> int:
+        return self.site.layer
+
+
+class StepRecords(NamedTuple):
+    """Calls at one site and the statistics of all, as `together` gives them."""
+
+    places: list[int]  # among all calls
+    records: list[StepRecord]
+    measured: Statistics
+    out_norm: Tensor  # (Hq, n)
+
+    def readings(self, keys: int, sharp: float) -> np.ndarray:
+        """The numbers of each call: (fields of `CallReading`, Hq, n)."""
+        return _numbers(self.measured, self.out_norm, keys, sharp, (0,)).numpy()
+
+
+def steps_together(records: Sequence[StepRecord]) -> list[StepRecords]:
+    """The calls of each site that are alike, in the order of the first."""
+    found: dict[object, list[int]] = {}
+    for place, record in enumerate(records):
+        found.setdefault((record.name, record.numbers.alike()), []).append(place)
+    parts = ((places, [records[place] for place in places]) for places in found.values())
+    return [StepRecords(places, part, *together([record.numbers for record in part])) for places, part in parts]
+
+
+def joined_steps(numbers: np.ndarray) -> CallReading:
+    """What `joined` gives for readings (fields, Hq, n)."""
+    by_name = dict(zip(_names(), numbers, strict=True))
+    rows, at = by_name["rows"], by_name["steady_at"]
+    held = {name: table.max(1) for name, table in by_name.items()}
+    held |= {name: (by_name[name] * rows).sum(1) / rows.sum(1).clip(1) for name in _AVERAGED}
+    same = (at == at[:, :1]).all(1)
+    held |= {"rows": rows.sum(1), "steady_at": np.where(same, at[:, 0], -1.0)}
+    held["steady"] = np.where(same, held["steady"], 0.0)
+    values: dict[str, Any] = {name: tuple(table.tolist()) for name, table in held.items()}
+    return CallReading(**values)
+
+
+def _numbers(measured: Statistics, out_norm: Tensor, keys: int, sharp: float, axes: tuple[int, ...]) -> Tensor:
+    """The fields of `CallReading` from rows (B, Hq, Lq) over these axes: (fields, Hq) or (fields, Hq, Lq)."""
     judged = measured.counted & (measured.keys_seen >= keys)
-    rows = judged.sum((0, 2))
+    rows = judged.sum(axes)
 
     def mean(values: Tensor) -> Tensor:
-        return torch.where(judged, values, 0.0).sum((0, 2)) / rows.clamp(min=1)
+        return torch.where(judged, values, 0.0).sum(axes) / rows.clamp(min=1)
 
-    steady, steady_at = _steady(measured, judged)
+    steady, steady_at = _steady(measured, judged, axes)
     logits = measured.heads["logits"]
     numbers = {
         "rows": rows,
@@ -110,34 +175,35 @@ def reading_of(record: CallRecord, keys: int, sharp: float) -> CallReading:
         "steady_at": steady_at,
         "logit": logits["max"],
         "span": logits["max"] - logits["min"],
-        "out": record.out_norm,
+        "out": out_norm,
         **{what: _norm(measured, what) for what in ("query", "key", "value")},
     }
-    values = torch.stack([value.double() for value in numbers.values()]).tolist()
-    by_name = {name: tuple(row) for name, row in zip(numbers, values, strict=True)}
-    return CallReading(**by_name, broken=_broken(measured, record.out_norm))
+    return torch.stack([value.double() for value in numbers.values()])
 
 
-def _steady(statistics: Statistics, judged: Tensor) -> tuple[Tensor, Tensor]:
-    """For each head the key that is the largest in most judged rows, and those rows' sum of weights on it: (Hq,)."""
-    heads, keys = statistics.shape[1], statistics.shape[3]
-    at = statistics.largest_at.clamp(min=0).transpose(0, 1).reshape(heads, -1)
-    judged = judged.transpose(0, 1).reshape(heads, -1)
-    votes = statistics.largest.new_zeros(heads, max(keys, 1)).scatter_add_(1, at, judged.to(statistics.largest.dtype))
-    most = votes.argmax(1)
-    agrees = judged & (at == most[:, None])
-    weights = statistics.largest.transpose(0, 1).reshape(heads, -1)
-    return torch.where(agrees, weights, 0.0).sum(1), most
+def _steady(statistics: Statistics, judged: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """For each head the key that is the largest in most judged rows, and those rows' sum of weights on it."""
+
+    def rows(values: Tensor) -> Tensor:
+        """(Hq, rows), or (Hq, Lq, items)."""
+        return values.transpose(0, 1).flatten(1) if len(axes) > 1 else values.permute(1, 2, 0)
+
+    at, judged, weights = rows(statistics.largest_at.clamp(min=0)), rows(judged), rows(statistics.largest)
+    if at.shape[-1] == 1:
+        most = torch.where(judged, at, 0)[..., 0]
+    else:
+        votes = weights.new_zeros(*at.shape[:-1], max(statistics.shape[3], 1))
+        most = votes.scatter_add_(-1, at, judged.to(votes.dtype)).argmax(-1)
+    return torch.where(judged & (at == most[..., None]), weights, 0.0).sum(-1), most
 
 
 def _norm(statistics: Statistics, what: str) -> Tensor:
     """(Hq,) norms, NaN if they were not measured."""
-    heads = statistics.shape[1]
-    held = statistics.heads.get(what)
+    heads, held = statistics.shape[1], statistics.heads.get(what)
     if held is None:
-        return statistics.entropy.new_full((heads,), torch.nan)
+        return torch.full_like(statistics.heads["logits"]["max"], torch.nan)
     norm = held["norm"]
-    return norm.repeat_interleave(heads // norm.shape[0])
+    return norm.repeat_interleave(heads // norm.shape[0], 0)
 
 
 def _broken(statistics: Statistics, out: Tensor) -> NonFiniteEntry | None:

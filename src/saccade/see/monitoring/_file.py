@@ -136,7 +136,7 @@ def _read(contents: Mapping[str, Any], tensors: Tensors, observations: CallObser
     observations._alarms = [Alarm.from_dict(_numbers(values)) for values in contents["alarms"]]
     for number, stored in enumerate(contents["places"]):
         place = _read_place(stored, str(number), tensors)
-        observations._places[place.site.name] = place
+        observations._known[place.site.name] = place
 
 
 def _read_place(stored: Mapping[str, Any], prefix: str, tensors: Tensors) -> SiteObservations:

@@ -82,8 +82,9 @@ def step_samples(statistics: Statistics, out_norm: Tensor, heads: tuple[int, ...
 
 
 def of_step(values: Mapping[str, Tensor], of_all: int, heads: tuple[int, ...]) -> RunningSums:
-    """One sample for each head from values (H,); those of key-value heads are repeated for their query heads."""
-    lines = [value.repeat_interleave(of_all // value.shape[0]) for value in values.values()]
+    """Samples of each head from values (H,) or (H, n); those of key-value heads are repeated for their query heads."""
+    lines = [value.repeat_interleave(of_all // value.shape[0], 0) for value in values.values()]
     wide = torch.stack([line.to(lines[0].dtype) for line in lines])
-    wide = (wide if heads == tuple(range(of_all)) else wide[:, heads])[:, None, :, None]
+    wide = wide if heads == tuple(range(of_all)) else wide[:, heads]
+    wide = wide.reshape(len(lines), 1, len(heads), -1)
     return RunningSums.of(tuple(values), wide, wide.isfinite())

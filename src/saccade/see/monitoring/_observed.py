@@ -55,9 +55,14 @@ class CallObservations(StepCounts):
 
     def __init__(self) -> None:
         super().__init__()
-        self._places: dict[str, SiteObservations] = {}
+        self._known: dict[str, SiteObservations] = {}
         self._alarms: list[Alarm] = []
         self._without_attention: dict[str, str] = {}
+
+    @property
+    def _places(self) -> dict[str, SiteObservations]:
+        """By name, with everything that was observed so far."""
+        return self._known
 
     @property
     def alarms(self) -> list[Alarm]:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
+from ...operator import _observers
+from ...operator._observers import PassiveHook
 from ...operator.variants import Mechanism
 from ._layers import layers_without_attention
 from ._record import CallSite
@@ -68,6 +70,7 @@ class ModuleWalk:
         self._calls: Counter[str] = Counter()  # by path, in this step
         self._visits: Counter[str] = Counter()
         self.observing = False
+        self.inside: int | None = None  # the thread, while a step runs
         self.repeating = False
         self._skipping = False
         self._outermost: nn.Module | None = None  # of the running step
@@ -100,8 +103,10 @@ class ModuleWalk:
             elif is_compiled(module):
                 self._undo.append(_wrap(module, self._around(path, module)))
             else:
-                self._undo.append(module.register_forward_pre_hook(ModuleHook(self.begin, path)).remove)
-                self._undo.append(module.register_forward_hook(ModuleHook(self.end, path), always_call=True).remove)
+                self._undo.append(module.register_forward_pre_hook(ModuleHook(self.begin, path, self)).remove)
+                self._undo.append(
+                    module.register_forward_hook(ModuleHook(self.end, path, self), always_call=True).remove
+                )
 
     def remove(self) -> None:
         """Remove the hooks; an interrupted step ends."""
@@ -183,7 +188,8 @@ class ModuleWalk:
         if torch.compiler.is_compiling():
             return
         anew = module is self._model or module is self._outermost  # its end may be missing after an interrupt
-        if (self._skipping and not anew) or self._passes():
+        apart = self.observing and not _observers.THREAD.observers  # a call is computed that is reported as a whole
+        if ((self._skipping or apart) and not anew) or self._passes():
             return
         if threading.get_ident() != self._thread:
             if self._elsewhere.setdefault(threading.get_ident(), module) is module:
@@ -219,7 +225,7 @@ class ModuleWalk:
 
     def _start(self, module: nn.Module) -> None:
         self.observing = self.repeating or self._watcher.steps % self._every == 0
-        self._skipping, self._outermost = not self.observing, module
+        self._skipping, self._outermost, self.inside = not self.observing, module, self._thread
         self._watcher.steps += not self.repeating
         if self._skipping:
             return
@@ -234,7 +240,7 @@ class ModuleWalk:
         if self.observing:
             self.observing = False
             _thread.end(self._watcher)
-        self._skipping, self._outermost = False, None
+        self._skipping, self._outermost, self.inside = False, None, None
         self._stack.clear()
 
     def _around(self, path: str, module: nn.Module) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -258,11 +264,15 @@ class ModuleWalk:
         return wrapped
 
 
-class ModuleHook:
+class ModuleHook(PassiveHook):
     """A hook of one module. Copies and pickles of the module get an inactive hook, because they are not watched."""
 
-    def __init__(self, call: Callable[..., None], path: str) -> None:
-        self._call, self._path = call, path
+    def __init__(self, call: Callable[..., None], path: str, walk: ModuleWalk | None = None) -> None:
+        self._call, self._path, self._walk = call, path, walk
+
+    @property
+    def awaits(self) -> bool:
+        return self._walk is not None and self._walk.inside != threading.get_ident()
 
     def __call__(self, *args: Any) -> None:
         self._call(self._path, *args)

@@ -13,12 +13,14 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...operator._call import ObservedCall
 from ...operator._masks._data import describe, from_zero, whole
 from ...operator._observers import padding_in_place
+from ...operator._statistics import Statistics, step_numbers
 from ._alarms import Alarm, Alarms
+from ._alarms_reading import StepRecord, steps_together
 from ._alarms_thresholds import Thresholds
 from ._gradients import GradientNorms
 from ._kept_calls import kept_of
@@ -29,6 +31,7 @@ from ._record import ROWS_UNKNOWN, CallRecord, CallSite, GradientRecord, OnGradi
 from ._walk import ModuleWalk
 
 Chosen = Callable[[CallSite, int], bool]
+_TOGETHER = 1024  # calls
 NO_GRAPH = "gradients=True, but the call has no graph (no_grad, or a reentrant checkpoint)"
 
 
@@ -67,8 +70,10 @@ class ModelWatch(Observations):
     ) -> None:
         super().__init__()
         self._request, self._choice, self._judge = request, choice, alarms
+        self._together = request == ObservationRequest() and choice.on_record is None and not choice.gradients
         self._walk = ModuleWalk(model, choice.every, self)
         self._gradients = GradientNorms(self._told_gradients, self.missed)
+        self._waiting: list[StepRecord] = []  # calls whose numbers are not added up yet
 
     def __enter__(self) -> ModelWatch:
         self._walk.enter("watch", *(() if self._choice.keep is None else (padding_in_place(),)))
@@ -78,9 +83,16 @@ class ModelWatch(Observations):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._walk.leave()
+        self._add_up()
+
+    @property
+    def _places(self) -> dict[str, SiteObservations]:
+        self._add_up()
+        return self._known
 
     @property
     def alarms(self) -> list[Alarm]:
+        self._add_up()
         return [] if self._judge is None else self._judge.fired
 
     @property
@@ -121,41 +133,67 @@ class ModelWatch(Observations):
             except Exception as error:  # must not end a training run: counted as unobserved
                 self.missed(site.name or "the model", f"{type(error).__name__}: {error}")
                 return
-        if choice.on_record is not None:
+        if choice.on_record is not None and record is not None:
             choice.on_record(record)
 
-    def _looked_at(self, call: ObservedCall, site: CallSite, step: int, keep: bool) -> CallRecord:
-        measured, out_norm = observed(call, self._request)
+    def _looked_at(self, call: ObservedCall, site: CallSite, step: int, keep: bool) -> CallRecord | None:
+        """The record of a call; None if its numbers wait for those of other steps."""
         place = self._site_observations(site, call.query.shape[1])
+        numbers = step_numbers(call) if self._together and not keep and not call.rows_unknown else None
+        if numbers is not None:
+            self._waiting.append(StepRecord(site, step, numbers))
+            if len(self._waiting) >= _TOGETHER:
+                self._add_up()
+            return None
+        self._add_up()
+        measured, out_norm = observed(call, self._request)
         if measured.counted.numel():
-            place.add("rows", row_samples(measured, place.heads))
-            place.add("steps", step_samples(measured, out_norm, place.heads))
+            self._add(place, measured, out_norm)
+        record = CallRecord(site.name, site.path, site.layer, site.order, step, measured, out_norm)
         if keep:
             place.kept = kept_of(call, measured.lse, step)
         if self._choice.gradients and not self._gradients.listen(
             site, step, call.graph_tensors(), measured.counted, real_keys(call)
         ):
             self.missed(f"{site.name}: gradients", NO_GRAPH)
-        record = CallRecord(site.name, site.path, site.layer, site.order, step, measured, out_norm)
         if getattr(call, "rows_unknown", False):
             self.not_known(site.name, ROWS_UNKNOWN)
         if self._judge is not None:
             self._judge.observe(record)
         return record
 
+    def _add(self, place: SiteObservations, measured: Statistics, out_norm: Tensor) -> None:
+        place.add("rows", row_samples(measured, place.heads))
+        place.add("steps", step_samples(measured, out_norm, place.heads))
+
+    def _add_up(self) -> None:
+        """Add up the numbers of calls of one query, those of many steps at once."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            parts = steps_together(waiting)
+            for part in parts:
+                self._add(self._known[part.records[0].site.name], part.measured, part.out_norm)
+            if self._judge is not None:
+                self._judge.observe_steps(parts)
+
     def _site_observations(self, site: CallSite, heads: int) -> SiteObservations:
         """The place to add the numbers of a call."""
+        known = self._known.get(site.name)
+        if known is not None and known.of_all == heads and self._choice.heads is None:
+            return known
         chosen = range(heads) if self._choice.heads is None else self._choice.heads
         for head in (head for head in chosen if head >= heads):
             self.missed(f"{site.name}: head {head}", f"the call has {heads} query heads")
         watched = tuple(head for head in chosen if head < heads)
-        place = self._places.setdefault(site.name, SiteObservations(site, watched, heads))
+        place = self._known.setdefault(site.name, SiteObservations(site, watched, heads))
         if place.of_all != heads:
             raise ValueError(f"a call of {heads} query heads after a call of {place.of_all}")
         return place
 
     def _told_gradients(self, record: GradientRecord) -> None:
-        place = self._places[record.name]
+        place = self._known[record.name]
         norms = {f"{n}.gradient": norm for n, norm in record.gradients.items() if place.of_all % norm.shape[0] == 0}
         if norms:
             place.add("gradients", of_step(norms, place.of_all, place.heads))

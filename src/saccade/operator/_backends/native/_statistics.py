@@ -9,7 +9,7 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths, G gr
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ _NUMBERS = (
     "lowest",
     "highest",
 )
+
+_OF_HEADS = tuple(map(_NUMBERS.index, ("lse", "smallest", "largest", "lowest", "highest")))
 
 
 class NativeStatistics(NamedTuple):
@@ -86,6 +88,19 @@ def run(
     received: bool = False,
     top: int = 0,
 ) -> NativeStatistics:
+    """As `filled`, by name."""
+    return filled(call, placement, first=first, groups=groups, received=received, top=top).named()
+
+
+def filled(
+    call: CheckedCall,
+    placement: Placement,
+    *,
+    first: Tensor | None = None,
+    groups: Tensor | None = None,
+    received: bool = False,
+    top: int = 0,
+) -> Memory:
     """The statistics of a call that `refuses` accepts; its value and its dropout are not used.
 
     Args:
@@ -103,7 +118,7 @@ def run(
     placed = (placement, None) if isinstance(placement, int) else (0, _per_item(placement, call.batch))
     first = None if first is None else _per_item(first, call.batch)
     groups = None if groups is None else groups.contiguous()
-    made = _Memory(query, key.shape[2], 0 if groups is None else len(groups), received, top)
+    made = Memory(query, key.shape[2], 0 if groups is None else len(groups), received, top)
     _kernels.module.statistics(
         _shared(settings, query, key, key, scores, sink),
         _at(query),
@@ -112,11 +127,11 @@ def run(
         _address(placed[1]),
         _address(first),
         _members(groups, made.groups),
-        tuple(map(_address, (made.numbers, *made.places))),
+        tuple(map(_address, (made.numbers, *made.places.unbind(0)))),
         (top, _address(made.top_weights), _address(made.top_keys)),
         _address(made.received),
     )
-    return made.named()
+    return made
 
 
 class NativeRanges(NamedTuple):
@@ -126,12 +141,12 @@ class NativeRanges(NamedTuple):
     of_keys: Tensor  # (7, Hkv): min, max and mean norm of keys, then of values, 0
 
 
-def head_ranges(call: CheckedCall, result: Any, keys: Tensor | None, has_value: bool) -> NativeRanges | None:
+def head_ranges(call: CheckedCall, rows: tuple[int, ...], keys: Tensor | None, has_value: bool) -> NativeRanges | None:
     """Ranges and norms of each head in one pass; None if a head has an entry that is not finite, or no real entry.
 
     Args:
         call: one that `refuses` takes.
-        result: rows of its statistics (B, Hq, Lq): lse, smallest, largest, low, high, bad.
+        rows: addresses of its statistics (B, Hq, Lq): lse, smallest, largest, lowest, highest, nonfinite.
         keys: bool (B | 1, Hkv | 1, Lk), the real ones; None: all are.
         has_value: whether values are looked at.
     """
@@ -140,14 +155,13 @@ def head_ranges(call: CheckedCall, result: Any, keys: Tensor | None, has_value: 
         return None
     query, key = tensors[:2]
     keys = None if keys is None else keys.contiguous()
-    rows = result.lse, result.smallest, result.largest, result.low, result.high, result.bad
     made = NativeRanges(*(query.new_zeros(n, x.shape[1], dtype=torch.float32) for n, x in ((8, query), (7, key))))
     sound = _kernels.module.head_ranges(
         (_kernels.TYPES[query.dtype], torch.get_num_threads()),
         *((tensor.shape, _at(tensor)) for tensor in tensors),
         *(() if has_value else (0,)),
         (0, 0, 0) if keys is None else (keys.data_ptr(), *_steps(keys)),
-        tuple(row.data_ptr() for row in rows),
+        rows,
         made.of_queries.data_ptr(),
         made.of_keys.data_ptr(),
     )
@@ -172,7 +186,7 @@ def _members(groups: Tensor | None, mass: Tensor) -> tuple[int, ...]:
     return groups.data_ptr(), count, items * keys, 0 if items == 1 else keys, mass.data_ptr()
 
 
-class _Memory:
+class Memory:
     """Uninitialised memory that the kernels write to."""
 
     def __init__(self, query: Tensor, keys: int, groups: int, received: bool, top: int) -> None:
@@ -184,15 +198,20 @@ class _Memory:
         def places(*shape: int) -> Tensor:
             return query.new_empty(shape, dtype=torch.int64)
 
-        self.numbers, self.places = numbers(len(_NUMBERS), *lead), places(3, *lead).unbind(0)
+        self.numbers, self.places = numbers(len(_NUMBERS), *lead), places(3, *lead)
         self.groups = numbers(groups, *lead)
         self.received = numbers(*by_key) if received else None
         self.top_weights = numbers(*lead, top) if top else None
         self.top_keys = places(*lead, top) if top else None
 
+    def rows(self) -> tuple[int, ...]:
+        """The addresses that `head_ranges` takes."""
+        start, step = self.numbers.data_ptr(), 4 * self.numbers.stride(0)
+        return *(start + n * step for n in _OF_HEADS), self.places.data_ptr() + 8 * self.places.stride(0)
+
     def named(self) -> NativeStatistics:
         numbers = dict(zip(_NUMBERS, self.numbers.unbind(0), strict=True))
-        largest_at, nonfinite, nonfinite_at = self.places
+        largest_at, nonfinite, nonfinite_at = self.places.unbind(0)
         return NativeStatistics(
             **numbers,
             largest_at=largest_at,

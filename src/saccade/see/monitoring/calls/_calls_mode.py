@@ -82,10 +82,12 @@ class AttentionCallsMode(_observers.PassiveMode, FunctionMode):
             rows = self._rows(as_mask(call.mask), call.bias, call.query, call.key, (call.query, call.key))
         return replace(call, real=rows.real)
 
+    def completes(self, call: ObservedCall) -> bool:
+        """Whether a call was computed in PyTorch's place, so that its rows are not known yet."""
+        return call.used is None and call.source == SOURCE
+
     def completed(self, call: ObservedCall) -> ObservedCall:
-        """A call computed in PyTorch's place, with the rows that are tokens."""
-        if call.used is not None or call.source != SOURCE:
-            return call
+        """The call with the rows that are tokens."""
         rows = self._rows(as_mask(call.mask), call.bias, call.query, call.key, (call.query, call.key))
         return replace(call, real=rows.real, rows_unknown=rows.unknown)
 

@@ -50,8 +50,10 @@ def tell(call: ObservedCall) -> None:
     """Pass a call to all watchers. It is one function, so that compiled code always calls the same observer."""
     if torch.compiler.is_compiling():
         return
-    with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails(call.source):
-        call = call if THREAD.held.mode is None else THREAD.held.mode.completed(call)
+    mode = THREAD.held.mode
+    if mode is not None and mode.completes(call):
+        with torch.no_grad(), torch._C.DisableTorchFunction(), counted_if_it_fails(call.source):
+            call = mode.completed(call)
     for watcher in THREAD.held.watchers:
         watcher.observe(call)
 
