@@ -293,7 +293,7 @@ def test_what_does_not_fit_what_watch_kept(run, watched):
         ([TEXT, "--budget", "2KiB"], r"budget: this text needs about .* 2.00 KiB left; .*folder"),
         ([TEXT, "--folder", "nowhere"], "folder: nowhere is not a folder"),
         ([TEXT, "--folder", "."], "folder: only for queries and keys beyond a budget"),
-        ([TEXT, "--weights", "int3"], "weights: expected None or one of 'bfloat16', 'int8', 'int4', 'stored', got 'int3'"),
+        ([TEXT, "--weights", "int3"], "weights: expected None or one of 'bfloat16', .*, got 'int3'"),
         ([TEXT, "--context", "1"], "--context: expected a whole number of tokens, at least 2: "),
         ([TEXT, "--generate", "-1"], "--generate"),
         ([TEXT, "--port", "70000"], "--port"),

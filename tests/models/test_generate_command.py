@@ -63,7 +63,7 @@ def test_weights_of_few_bits_are_those_of_load(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["the", "--weights", "int3"], "weights: expected None or one of 'bfloat16', 'int8', 'int4', 'stored', got 'int3'"),
+        (["the", "--weights", "int3"], "weights: expected None or one of 'bfloat16', 'int8', 'int4'"),
         (["\n" * 22], "prompt: 23 tokens with the start token; the model's context of 23 must hold them and at least"),
         (["a", "--tokens", 0], "tokens: must be at least 1, got 0"),
         (["a", "--temperature", -1], "temperature: must be finite and not negative, got -1.0"),
