@@ -153,7 +153,7 @@ def _activated(name: str, module: nn.Module, parts: list[PackedLinear], activati
 
 
 def _normed_feed_forward(name: str, module: nn.Module, linears: dict[nn.Module, PackedLinear]) -> FusedLayer | None:
-    """That of transformers' encoder layers after BERT's. Elsewhere both its modules are as fast by themselves."""
+    """The feed-forward method of transformers' layers after BERT's; None for other modules."""
     parts = (getattr(module, part, None) for part in ("intermediate", "output"))
     inner, outer = (_of(name, part, linears) if isinstance(part, nn.Module) else None for part in parts)
     known = hasattr(module, "feed_forward_chunk") and isinstance(inner, Activated) and isinstance(outer, Residual)

@@ -157,13 +157,9 @@ class EncoderBlock(nn.Module):
 
     def _with_residual(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
         """A layer around which the residual stream runs, normalised before or after."""
-        pre = self.config.placement == "pre"
-        read = norm(x) if pre else x
-        if type(layer) is FeedForward:
-            out = layer.added_to(x, read, self.dropout)
-        else:
-            out = x + dropped(self.dropout, layer(read))
-        return out if pre else norm(out)
+        if self.config.placement == "pre":
+            return x + dropped(self.dropout, layer(norm(x)))
+        return norm(x + dropped(self.dropout, layer(x)))
 
     def _norm(self) -> nn.Module:
         config = self.config

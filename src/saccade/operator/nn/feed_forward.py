@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .._products import FUNCTIONS, Joined, chained
+from .._products import FUNCTIONS, chained
 from ._initial import by_fan_in
 from ._linear import Linear
 from .config import ACTIVATIONS, GATED, check_choice, check_positive, check_share, default_hidden
@@ -80,19 +80,13 @@ class FeedForward(nn.Module):
             inner = self.up.activated(x, self.activation)
         return self.down(dropped(self.dropout, inner))
 
-    def added_to(self, stream: Tensor, x: Tensor, dropout: nn.Module) -> Tensor:
-        """`stream + dropout(self(x))`, in one pass if possible."""
-        read = self._forward_hooks or self._forward_pre_hooks or dropout._forward_hooks or dropout.training
-        out = None if read or self.gated else self._in_one_pass(x, ("add", stream))
-        return stream + dropped(dropout, self(x)) if out is None else out
-
-    def _in_one_pass(self, x: Tensor, joined: Joined | None = None) -> Tensor | None:
+    def _in_one_pass(self, x: Tensor) -> Tensor | None:
         """The output, if both products are in 8 bits and nothing reads what is between them."""
         for part in (self.up, self.dropout, self.down):
             if part._forward_hooks or part._forward_pre_hooks or type(part) not in (Linear, nn.Dropout):
                 return None
         drops = self.dropout.training and self.dropout.p
-        return None if drops else chained(self.up, self.down, x, self.activation, joined)
+        return None if drops else chained(self.up, self.down, x, self.activation)
 
     def extra_repr(self) -> str:
         return repr(self.activation)
