@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,27 +91,29 @@ def hold_pieces(rounding: Rounding, wanted: KeyPlan, packed: StoredWeights) -> K
     return wanted._replace(pieces=[piece for piece in wanted.pieces if piece.ours in places])
 
 
-def put(module: nn.Module, layers: dict[str, HeldLayer], *, tied: bool) -> None:
-    """Replace the layers of a module, those that are tied to an embedding or the others."""
+def put(module: nn.Module, layers: dict[str, HeldLayer]) -> None:
+    """Replace the layers of a module that are not replaced yet."""
     rounding = Rounding(module, "stored")
     for name in rounding.shapes().keys() & layers.keys():
-        if layers[name].tied == tied:
-            layer: Any = rounding.hold(name, layers[name].read(), layers[name].form)
-            layer._is_hf_initialized = True  # transformers draws no weight for it
+        layer: Any = rounding.hold(name, layers[name].read(), layers[name].form)
+        layer._is_hf_initialized = True  # transformers draws no weight for it
 
 
 def put_while_loading(layers: dict[str, HeldLayer]) -> AbstractContextManager[None]:
     """Leave the tensors of layers out of the files that transformers reads, and replace the layers before it makes
     floats for them. Those that are tied to an embedding follow after loading."""
     kind: Any = importlib.import_module("transformers").PreTrainedModel
-    left_out = {layer.source for layer in layers.values() if not layer.tied}
+    if not hasattr(kind, "_finalize_model_loading"):  # another version: floats are made and freed
+        return nullcontext()
+    own_layers = {name: layer for name, layer in layers.items() if not layer.tied}
+    left_out = {layer.source for layer in own_layers.values()}
+    finish: Any = kind._finalize_model_loading
 
     def finalised(model: Any, config: Any, info: Any) -> Any:
-        put(model, layers, tied=False)
-        info.missing_keys -= {name for name, layer in layers.items() if not layer.tied}
+        put(model, own_layers)
+        info.missing_keys -= own_layers.keys()
         return finish(model, config, info)
 
-    finish: Any = kind._finalize_model_loading
     switches: list[tuple[Any, str, Any]] = [(kind, "_finalize_model_loading", staticmethod(finalised))]
     with suppress(ImportError):
         legacy: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")

@@ -254,7 +254,7 @@ def _read(
             f"expected the weights its config.json describes, missing: {', '.join(missing[:3])}{more}"
         )
     initialised = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
-    put(module, layers or {}, tied=True)
+    put(module, layers or {})
     held = frozenset(layer.source for layer in (layers or {}).values() if not layer.tied)
     return TransformersWeights(
         module.eval(), tuple(sorted(initialised)), tuple(sorted(report["unexpected_keys"])), held
