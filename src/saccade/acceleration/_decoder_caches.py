@@ -83,7 +83,7 @@ def _grown(tensor: Tensor, size: int) -> Tensor:
 
 
 class SharedArguments:
-    """What the mask and the positions mean that all layers of a step are given."""
+    """The meaning of the mask and the positions that all layers of a step are given."""
 
     def __init__(self) -> None:
         self._known: tuple[Tensor, int | None, Tensor] | None = None

@@ -29,28 +29,28 @@ def rows(call: CheckedCall, asked: StatisticsRequest, standing: Placement, first
     return row_statistics(found, call.sink, asked.groups)
 
 
-def row_statistics(found: _statistics.NativeStatistics, sink: Tensor | None, groups: Sequence[str]) -> RowStatistics:
-    lse = found.lse if sink is None else _with_sink(found.lse, sink)
-    mass = {"self": found.own, "previous": found.previous, "next": found.next, "first": found.first}
-    mass |= {"sink": found.sink, **dict(zip(groups, found.groups.unbind(0), strict=True))}
-    top_weights, top_keys = found.top_weights, found.top_keys
+def row_statistics(numbers: _statistics.NativeStatistics, sink: Tensor | None, groups: Sequence[str]) -> RowStatistics:
+    lse = numbers.lse if sink is None else _with_sink(numbers.lse, sink)
+    mass = {"self": numbers.own, "previous": numbers.previous, "next": numbers.next, "first": numbers.first}
+    mass |= {"sink": numbers.sink, **dict(zip(groups, numbers.groups.unbind(0), strict=True))}
+    top_weights, top_keys = numbers.top_weights, numbers.top_keys
     return RowStatistics(
         lse=lse,
-        entropy=found.entropy,
-        largest=found.largest,
-        largest_at=found.largest_at,
-        smallest=found.smallest,
-        distance=found.distance,
+        entropy=numbers.entropy,
+        largest=numbers.largest,
+        largest_at=numbers.largest_at,
+        smallest=numbers.smallest,
+        distance=numbers.distance,
         mass=mass,
-        low=found.lowest,
-        high=found.highest,
-        bad=found.nonfinite,
-        bad_at=found.nonfinite_at,
+        low=numbers.lowest,
+        high=numbers.highest,
+        bad=numbers.nonfinite,
+        bad_at=numbers.nonfinite_at,
         top_weights=lse.new_empty(*lse.shape, 0) if top_weights is None else top_weights,
-        top_keys=found.nonfinite.new_empty(*lse.shape, 0) if top_keys is None else top_keys,
+        top_keys=numbers.nonfinite.new_empty(*lse.shape, 0) if top_keys is None else top_keys,
         pivot=None,
         rest=lse,
-        received=found.received,
+        received=numbers.received,
     )
 
 
@@ -65,9 +65,9 @@ def per_head(call: CheckedCall, rows: RowStatistics, keys: Tensor | None, has_va
     return None if found is None else named_ranges(found, has_value)
 
 
-def named_ranges(found: _statistics.NativeRanges, has_value: bool) -> dict[str, Numbers]:
-    *of_queries, none = found.of_queries.unbind(0)
-    *of_keys, none_of_keys = found.of_keys.unbind(0)
+def named_ranges(ranges: _statistics.NativeRanges, has_value: bool) -> dict[str, Numbers]:
+    *of_queries, none = ranges.of_queries.unbind(0)
+    *of_keys, none_of_keys = ranges.of_keys.unbind(0)
     bad = {"nonfinite": none, "nonfinite_at": nowhere(none)}
     bad_keys = (
         bad if none.shape == none_of_keys.shape else {"nonfinite": none_of_keys, "nonfinite_at": nowhere(none_of_keys)}

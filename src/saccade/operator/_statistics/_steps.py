@@ -36,7 +36,7 @@ class StepNumbers(NamedTuple):
     keys: int
 
     def alike(self) -> tuple[object, ...]:
-        """What the calls that `together` joins have in common."""
+        """Shapes that agree among the calls that `together` joins."""
         shapes = self.made.numbers, self.ranges.of_keys, self.sight.seen, self.sight.padded
         return tuple(tensor.shape for tensor in shapes)
 

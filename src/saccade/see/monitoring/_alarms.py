@@ -159,7 +159,7 @@ class Alarms:
         self._finite(record.name)
         return self._read(site, reading, record, step)
 
-    def observe_steps(self, parts: Sequence[StepRecords]) -> None:
+    def _observe_steps(self, parts: Sequence[StepRecords]) -> None:
         """As `observe` for each call of many steps."""
         found = []
         for part in parts:

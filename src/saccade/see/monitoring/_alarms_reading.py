@@ -142,7 +142,7 @@ def steps_together(records: Sequence[StepRecord]) -> list[StepRecords]:
 
 
 def joined_steps(numbers: np.ndarray) -> CallReading:
-    """What `joined` gives for readings (fields, Hq, n)."""
+    """The reading that `joined` gives for the numbers (fields, Hq, n) of many."""
     by_name = dict(zip(_names(), numbers, strict=True))
     rows, at = by_name["rows"], by_name["steady_at"]
     held = {name: table.max(1) for name, table in by_name.items()}

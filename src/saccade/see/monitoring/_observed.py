@@ -61,7 +61,7 @@ class CallObservations(StepCounts):
 
     @property
     def _places(self) -> dict[str, SiteObservations]:
-        """By name, with everything that was observed so far."""
+        """The places by name, with everything that was observed so far."""
         return self._known
 
     @property

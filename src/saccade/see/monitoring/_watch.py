@@ -176,7 +176,7 @@ class ModelWatch(Observations):
             for part in parts:
                 self._add(self._known[part.records[0].site.name], part.measured, part.out_norm)
             if self._judge is not None:
-                self._judge.observe_steps(parts)
+                self._judge._observe_steps(parts)
 
     def _site_observations(self, site: CallSite, heads: int) -> SiteObservations:
         """The place to add the numbers of a call."""
