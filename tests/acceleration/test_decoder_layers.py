@@ -7,7 +7,6 @@ import torch
 
 import saccade
 from saccade.acceleration import _decoder_layers
-from saccade.acceleration._decoder_caches import SharedArguments
 from saccade.operator._backends.native import _kernels
 from saccade.operator.nn._rounded import Rounding
 
@@ -285,17 +284,3 @@ def test_padding_is_left_out_of_layers_that_hold_few_bits():
         assert "2  layer without padding\n" in f"{run}\n"
     assert not got[1, 9:].any()
     assert torch.allclose(got[real.bool()], want, atol=want.abs().max().item() / 255)
-
-
-def test_positions_that_are_written_to_are_read_anew():
-    """Layers share what one tuple of cos and sin means, which somebody may keep and write to."""
-    shared, given = SharedArguments(), (torch.randn(1, 1, 4), torch.randn(1, 1, 4))
-    first = shared.waves(given)
-    assert shared.waves(given) is first
-    given[1].mul_(2)
-    assert torch.equal(shared.waves(given)[1], given[1][0])
-    with torch.inference_mode():
-        given = torch.randn(1, 1, 4), torch.randn(1, 1, 4)
-        shared.waves(given)
-        given[0].mul_(2)  # which is not counted
-        assert torch.equal(shared.waves(given)[0], given[0][0])

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from ..interception._hooks.transformers import meaning_of
 from ..operator import _observers
-from ..operator._backends.native._run import is_plain
-from ..operator._native_step import Block, Matrix, Norm, NotNative, check_call, run, weights_of
+from ..operator._native_step import Block, Matrix, Norm, NotNative, check_call, run
 from ..operator._products import unrounded
 from ._decoder_caches import Buffer, GrowingBuffers, SharedArguments
 from ._decoder_forms import Linear, Parts, eps_of
@@ -33,8 +32,6 @@ _HEAD = "head_dim", "head_size"  # of most, and of those with projections by hea
 _CACHES = "past_key_values", "layer_past"
 _TAKEN = {"hidden_states", "attention_mask", "position_embeddings", *_CACHES, *_FREE}
 _TRIALS = 3  # random inputs beside those of the call that is compared
-_NO_CACHE = torch.empty(0)
-_NOTHING = Matrix(_NO_CACHE)
 
 
 class DecoderLayer(PaddedLayer):
@@ -53,9 +50,6 @@ class DecoderLayer(PaddedLayer):
     ):
         super().__init__(name, module, stack)
         self._parts, self._buffers, self._shared = parts, buffers, shared
-        linears = *parts.projections, parts.output, parts.up, parts.gate, parts.down
-        self._linears: list[Any] = [linear for linear in linears if linear is not None]
-        self._known: tuple[list[Any], Block] | None = None
         self.step_state, self._steps_left = NOT_CALLED, 0
         self._cache = next((name for name in _CACHES if name in self.names), _CACHES[0])
 
@@ -110,32 +104,19 @@ class DecoderLayer(PaddedLayer):
     def _native(self, x: Tensor, named: dict[str, Any]) -> tuple[Any, Buffer, Block, Tensor]:
         if any(value is not None and value is not False and name not in _TAKEN for name, value in named.items()):
             raise NotNative("other arguments")
-        attention = cast(Any, self.module._modules[self._parts.form.attention])
-        place, capped = getattr(attention, "layer_idx", None), getattr(attention, "attn_logit_softcapping", None)
-        if capped or getattr(getattr(attention, "config", None), "_attn_implementation", None) != "sdpa":
+        parts, attention = self._parts, cast(Any, self.module._modules[self._parts.form.attention])
+        place, scaling, head = (
+            getattr(attention, name, None) for name in ("layer_idx", "scaling", _HEAD[parts.form.by_head])
+        )
+        kind = getattr(getattr(attention, "config", None), "_attn_implementation", None)
+        if kind != "sdpa" or getattr(attention, "attn_logit_softcapping", None) or not (head and scaling):
             raise NotNative("attention of another implementation")
         if place is None or place >= len(named[self._cache].layers):
             raise NotNative("a cache without tokens")
         layer = named[self._cache].layers[place]
         buffer = self._buffers.room(layer)
-        block = self._block(x, attention, *buffer.with_new())
-        waves, mask, held = named.get("position_embeddings"), named.get("attention_mask"), block.key_cache.shape[2]
-        block.first = None if mask is None else self._shared.first(mask, x.shape[0], held)
-        if waves is not None:
-            block.waves, block.pairs = self._shared.waves(waves), waves[0].shape[-1] // 2
-        return layer, buffer, block, run(x, [held] * x.shape[0], [block], Norm())
-
-    def _block(self, x: Tensor, attention: Any, key_cache: Tensor, value_cache: Tensor) -> Block:
-        parts = self._parts
-        scaling, head = (getattr(attention, name, None) for name in ("scaling", _HEAD[parts.form.by_head]))
-        if not (head and scaling):
-            raise NotNative("attention of another implementation")
-        parallel = getattr(self.module, "use_parallel_residual", parts.form.parallel)
-        read = self._read(x, head, scaling, parallel)
-        if read is not None and self._known is not None and self._known[0] == read:
-            block = copy.copy(self._known[1])
-            block.key_cache, block.value_cache = key_cache, value_cache
-            return block
+        key_cache, value_cache = buffer.with_new()
+        waves, mask = named.get("position_embeddings"), named.get("attention_mask")
         output, up, down = (_matrix(linear, x) for linear in (parts.output, parts.up, parts.down))
         heads = output.shape[1] // head
         query, *others = (_matrix(linear, x, heads if parts.form.by_head else None) for linear in parts.projections)
@@ -143,15 +124,6 @@ class DecoderLayer(PaddedLayer):
             Norm() if norm is None else _norm(norm, module)
             for norm, module in zip(parts.norms, parts.norm_modules, strict=True)
         ]
-        made: dict[str, Any] = {
-            "heads": heads,
-            "kv_heads": (others[0].shape[0] if others else (query.shape[0] - heads * head) // 2) // head,
-            "width": head,
-            "value_width": head,
-            "scale": float(scaling),
-            "activation": parts.activation,
-            "parallel": parallel,
-        }
         block = Block(
             attention_norm=norms[0],
             query=query,
@@ -161,45 +133,25 @@ class DecoderLayer(PaddedLayer):
             gate=None if parts.gate is None else _matrix(parts.gate, x),
             up=up,
             down=down,
+            heads=heads,
+            kv_heads=(others[0].shape[0] if others else (query.shape[0] - heads * head) // 2) // head,
+            width=head,
+            value_width=head,
+            scale=float(scaling),
+            key_cache=key_cache,
+            value_cache=value_cache,
+            activation=parts.activation,
+            parallel=getattr(self.module, "use_parallel_residual", parts.form.parallel),
             after_attention=norms[1],
             feed_forward_norm=norms[2],
             after_feed_forward=norms[3],
             query_norm=norms[4],
             key_norm=norms[5],
-            key_cache=key_cache,
-            value_cache=value_cache,
-            **made,
+            first=None if mask is None else self._shared.first(mask, x.shape[0], key_cache.shape[2]),
         )
-        if read is not None:  # without the weights, which others may replace
-            made["weights"] = block.weights = weights_of(block, x, [])
-            self._known = read, Block(Norm(), _NOTHING, _NOTHING, key_cache=_NO_CACHE, value_cache=_NO_CACHE, **made)
-        return block
-
-    def _read(self, x: Tensor, *numbers: Any) -> list[Any] | None:
-        """All that the fields of `weights_of` are made of, so that they are made again only where it differs.
-
-        None for weights in few bits and for those that are sorted by heads, which are read anew at each step.
-        """
-        linears = [linear for linear in self._linears if isinstance(linear, PackedLinear)]
-        if self._parts.form.by_head or len(linears) < len(self._linears):
-            return None
-        if any(linear.product.weights or linear.held is not None for linear in linears):
-            return None
-        tensors: list[Tensor | None] = [linear.readable_weight(x) for linear in linears]
-        tensors += [linear.module._parameters.get("bias") for linear in linears]
-        read: list[Any] = [x.dtype, x.shape[2], *numbers]
-        for norm in self._parts.norm_modules:
-            if norm is not None:
-                tensors += [norm._parameters.get("weight"), norm._parameters.get("bias")]
-                read.append(_eps(norm))
-        for tensor in tensors:
-            if tensor is None:
-                read.append(None)
-            elif is_plain(tensor):
-                read += tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-            else:
-                return None
-        return read
+        if waves is not None:
+            block.waves, block.pairs = self._shared.waves(waves), waves[0].shape[-1] // 2
+        return layer, buffer, block, run(x, [key_cache.shape[2]] * x.shape[0], [block], Norm())
 
     def _settled(self, alike: bool | str, named: dict[str, Any]) -> Any:
         """The layer's own output; from now on the state tells whether the native one is the same."""
@@ -252,11 +204,8 @@ def _copied(cache: Any) -> Any:
 
 def _norm(norm: Norm, module: Any) -> Norm:
     tensors = module._parameters
-    return Norm(norm.kind, tensors.get("weight"), tensors.get("bias"), _eps(module), norm.plus)
-
-
-def _eps(module: Any) -> float:
-    return (module.eps if "eps" in module.__dict__ else eps_of(module)) or 0.0
+    eps = module.eps if "eps" in module.__dict__ else eps_of(module)
+    return Norm(norm.kind, tensors.get("weight"), tensors.get("bias"), eps or 0.0, norm.plus)
 
 
 def _matrix(linear: Linear, x: Tensor, heads: int | None = None) -> Matrix:

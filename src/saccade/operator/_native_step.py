@@ -25,7 +25,6 @@ from ._products import FEW, compares, unfollowed
 
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-Weights = tuple[list[int], list[float]]
 _CALL = nn.Module.__call__
 _OF_ALL = torch.nn.modules.module
 
@@ -94,7 +93,6 @@ class Block:
     first: Tensor | None = None  # int64 (R,): the first key that a query sees, in place of a window
     sink: Tensor | None = None
     softcap: float = 0.0
-    weights: Weights | None = None  # what `weights_of` gives
     seen: tuple[Tensor, Tensor] | None = None  # of an observed call: query (R, Hq, 1, D) and output (R, Hq, 1, Dv)
 
     def observed(self, held: int, source: str, **more: Any) -> ObservedCall:
@@ -164,8 +162,8 @@ def run(x: Tensor, held: list[int], blocks: list[Block], last: Norm) -> Tensor:
     return out
 
 
-def weights_of(block: Block, x: Tensor, kept: list[Any]) -> Weights:
-    """The fields of a layer that its norms, matrices and sizes decide."""
+def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> tuple[list[int], list[float]]:
+    """The fields of a layer, in the order of `step` in native/bindings.cpp."""
     model, head, hidden = x.shape[2], block.width, 0 if block.down is None else block.down.shape[1]
     read = block.heads * block.value_width
     norms = (
@@ -185,13 +183,6 @@ def weights_of(block: Block, x: Tensor, kept: list[Any]) -> Weights:
     for matrix, width in matrices:
         numbers += _matrix(matrix, width, x, kept)
     numbers += [block.heads, block.kv_heads, head, block.value_width, hidden, block.window]
-    return numbers, reals
-
-
-def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> Weights:
-    """The fields of a layer, in the order of `step` in native/bindings.cpp."""
-    first, reals = weights_of(block, x, kept) if block.weights is None else block.weights
-    head, numbers = block.width, [*first]
     if block.waves is None:
         numbers += [0, 0, 0, 0]
     else:
