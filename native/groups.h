@@ -72,29 +72,40 @@ template <int K, class T> bool row_as_signed_bytes(const T* x, int64_t width, ui
     return total(nothing) == 0;
 }
 
-// A part of a panel, and the scales of its groups: as they are held where they are plain bf16, otherwise as floats, those of
-// a group's features and then their minima.
-template <class S> struct GroupPanel {
-    const uint8_t* bytes;
-    const S* scales;
-    int64_t feature;
+// Scales of the vectors of features from `feature` of a panel on, and their minima, as they are held. Of `1 << shift` groups
+// there is a number, times one of the group where there are steps; minima are alike, or multiples of the scales' numbers.
+struct HeldScales {
+    const uint16_t *units, *minima;
+    const int8_t *steps, *zeros;
+    int shift;
+    bool half;
+
+    HeldScales(const GroupForm& form, int64_t groups, const uint16_t* panel, int64_t feature) : shift(form.shift), half(form.half) {
+        const int64_t numbers = form.units(groups) * kInt8Panel, pairs = (groups + 1) / 2 * kInt8Panel;
+        const uint16_t* const whole = panel + numbers * (1 + form.minima);
+        units = panel + feature, minima = form.minima ? units + numbers : units;
+        steps = form.steps ? reinterpret_cast<const int8_t*>(whole) + feature : nullptr;
+        zeros = form.zeros ? reinterpret_cast<const int8_t*>(whole + form.steps * pairs) + feature : nullptr;
+    }
+    SACCADE_INLINE vf number(const uint16_t* of, const int8_t* times, int64_t at) const {
+        of += (at / kInt8Panel >> shift) * kInt8Panel + at % kInt8Panel;
+        const vf x = half ? load_as_float(reinterpret_cast<const f16*>(of)) : load_as_float(reinterpret_cast<const bf16*>(of));
+        return times ? x * load_as_float(times + at) : x;
+    }
 };
 
-// Scales of `count` vectors of features from `feature` of a panel on, and their minima, as floats. Of `1 << shift` groups there
-// is a number, times one of the group where there are steps; minima are alike, or multiples of the numbers of the scales.
-inline void widen_scales(const GroupForm& form, int64_t groups, const uint16_t* at, int64_t feature, int count, float* to) {
-    const int64_t units = form.units(groups) * kInt8Panel, pairs = (groups + 1) / 2 * kInt8Panel;
-    const uint16_t* const whole = at + units * (1 + form.minima);
-    const auto number = [&](const uint16_t* of, bool times, const uint16_t* by, int64_t g, int64_t f) {
-        const uint16_t* const unit = of + (g >> form.shift) * kInt8Panel + f;
-        const vf x = form.half ? load_as_float(reinterpret_cast<const f16*>(unit)) : load_as_float(reinterpret_cast<const bf16*>(unit));
-        return times ? x * load_as_float(reinterpret_cast<const int8_t*>(by) + g * kInt8Panel + f) : x;
-    };
-    for (int64_t g = 0; g < groups; g++) {
-        for (int n = 0; n < count; n++, to += lanes) store(to, number(at, form.steps, whole, g, feature + n * lanes));
-        for (int n = 0; n < count && (form.minima || form.zeros); n++, to += lanes)
-            store(to, number(form.minima ? at + units : at, form.zeros, whole + form.steps * pairs, g, feature + n * lanes));
-    }
+// A part of a panel, and the scales of its groups: as they are held for one row and where they are plain bf16, otherwise as
+// floats, those of a group's features and then their minima.
+template <class S> struct GroupPanel {
+    const uint8_t* bytes;
+    S scales;
+    int64_t feature;
+};
+template <int, bool> SACCADE_INLINE vf scale_of(const bf16* scales, int64_t g, int n) { return load_as_float(scales + g * kInt8Panel + n * lanes); }
+template <int M, bool Minima> SACCADE_INLINE vf scale_of(const float* scales, int64_t g, int n) { return load(scales + (g * (1 + Minima) * M + n) * lanes); }
+template <int M, bool> SACCADE_INLINE vf scale_of(const HeldScales& scales, int64_t g, int n) {
+    if (n < M) return scales.number(scales.units, scales.steps, g * kInt8Panel + n * lanes);
+    return scales.number(scales.minima, scales.zeros, g * kInt8Panel + (n - M) * lanes);
 }
 
 // What the tasks of one call share.
@@ -111,7 +122,6 @@ template <class D, int K, bool Minima, int R, int M, class S>
 void group_tile(const GroupRows& all, int64_t row, const GroupPanel<S>& panel, bool ahead) {
     const GroupProduct& call = all.call;
     const int64_t groups = (call.width + K - 1) / K;
-    constexpr int stride = std::is_same_v<S, bf16> ? kInt8Panel : (1 + Minima) * M * lanes;
     const uint8_t* const x = all.bytes + row * all.stride;
     vf out[R][M] = {};
     for (int64_t g = 0; g < groups; g++) {
@@ -143,7 +153,7 @@ void group_tile(const GroupRows& all, int64_t row, const GroupPanel<S>& panel, b
         }
 #pragma GCC unroll 4
         for (int n = 0; n < M; n++) {
-            const vf scale = load_as_float(panel.scales + g * stride + n * lanes);
+            const vf scale = scale_of<M, Minima>(panel.scales, g, n);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 const vf both = splat(all.groups[(row + r) * groups + g].scale) * scale;
@@ -153,7 +163,7 @@ void group_tile(const GroupRows& all, int64_t row, const GroupPanel<S>& panel, b
         if constexpr (Minima)
 #pragma GCC unroll 4
             for (int n = 0; n < M; n++) {
-                const vf minimum = load_as_float(panel.scales + g * stride + (M + n) * lanes);
+                const vf minimum = scale_of<M, Minima>(panel.scales, g, M + n);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) out[r][n] = fused(splat(-all.groups[(row + r) * groups + g].total), minimum, out[r][n]);
             }
@@ -234,13 +244,19 @@ template <class D, int K, bool Minima, class S, class T> int64_t group_rows(cons
                     const int64_t feature = p * kInt8Panel + n * lanes;
                     if constexpr (std::is_same_v<S, bf16>) {
                         const bf16* const plain = reinterpret_cast<const bf16*>(scales) + n * lanes;
-                        group_tiles<D, K, false>(all, row, size, GroupPanel<bf16>{part, plain, feature});
-                    } else {
-                        const int64_t stride = (1 + Minima) * D::vectors * lanes;
-                        float* const wide = static_cast<float*>(scratch(0, groups_of * stride * (int64_t)sizeof(float)));
-                        widen_scales(call.form, groups_of, scales, n * lanes, D::vectors, wide);
-                        group_tiles<D, K, Minima>(all, row, size, GroupPanel<float>{part, wide, feature});
+                        group_tiles<D, K, false>(all, row, size, GroupPanel<const bf16*>{part, plain, feature});
+                        continue;
                     }
+                    constexpr int M = D::vectors, each = (1 + Minima) * M;
+                    const HeldScales held(call.form, groups_of, scales, n * lanes);
+                    if (size == 1) {
+                        group_tile<D, K, Minima, 1, M>(all, row, GroupPanel<HeldScales>{part, held, feature}, true);
+                        continue;
+                    }
+                    float* const wide = static_cast<float*>(scratch(0, groups_of * each * lanes * (int64_t)sizeof(float)));
+                    for (int64_t g = 0; g < groups_of; g++)
+                        for (int i = 0; i < each; i++) store(wide + (g * each + i) * lanes, scale_of<M, Minima>(held, g, i));
+                    group_tiles<D, K, Minima>(all, row, size, GroupPanel<const float*>{part, wide, feature});
                 }
         });
     }
