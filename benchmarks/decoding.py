@@ -7,7 +7,8 @@ texts of unequal lengths at once, in Saccade and CTranslate2.
 
     python -m pip install llama-cpp-python gguf ctranslate2    # llama.cpp builds for some minutes
 
-`llama.cpp = 1`: beside bfloat16 stands BF16, beside int8 Q8_0, beside int4 Q4_K_M.
+`llama.cpp = 1`: beside bfloat16 stands BF16, beside int8 Q8_0, beside int4 Q4_K_M. "Saccade stored" holds the numbers
+of llama.cpp's file of Q4_K_M.
 `GB/s` is what reading the weights of a step once takes to the time of it; the machine's own reading stands above.
 """
 
@@ -36,9 +37,9 @@ SHAPES = {
     | dict(num_key_value_heads=8, head_dim=64),
 }
 LLAMA_CPP = ("llama.cpp BF16", "llama.cpp Q8_0", "llama.cpp Q4_K_M")
-BESIDE = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_K_M"}  # of llama.cpp's types
+BESIDE = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_K_M", "stored": "Q4_K_M"}  # of llama.cpp's types
 OURS = "model.gguf"
-SACCADE = ("Saccade float32", "Saccade bfloat16", "Saccade int8", "Saccade int4")
+SACCADE = ("Saccade float32", "Saccade bfloat16", "Saccade int8", "Saccade int4", "Saccade stored")
 OTHERS = ("accelerate() bfloat16", "transformers bfloat16", "CTranslate2 int8")
 Step = Callable[[Any], Any]
 
@@ -111,10 +112,10 @@ def save_gguf(folder: Path, file: Path) -> None:
 
 def quantised(file: Path, kind: str) -> Path:
     """The file in another type of llama.cpp's, made by llama.cpp."""
-    import llama_cpp
-
     made = file.with_name(f"{file.stem}-{kind}.gguf")
     if not made.exists():
+        import llama_cpp
+
         settings = llama_cpp.llama_model_quantize_default_params()
         settings.allow_requantize = True  # for the speed alone
         settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
@@ -258,6 +259,7 @@ def run(name: str, options: argparse.Namespace) -> tuple[float, float, float]:
     if name in LLAMA_CPP:
         return run_llama_cpp(options.gguf, kind, length, new, threads)
     if name in SACCADE:
+        folder = quantised(options.gguf, BESIDE[kind]) if kind == "stored" else folder
         return run_saccade(folder, kind, length, new, options.prompts)
     if name.startswith("CTranslate2"):
         return run_ctranslate2(folder, length, new, threads, options.prompts)

@@ -61,8 +61,8 @@ FAULTS = (
     Fault(
         "native-previous-next",
         "src/saccade/operator/_statistics/_fused.py",
-        '"previous": found.previous, "next": found.next',
-        '"previous": found.next, "next": found.previous',
+        '"previous": numbers.previous, "next": numbers.next',
+        '"previous": numbers.next, "next": numbers.previous',
         (NUMBERS,),
         "The kernels' previous and next key are exchanged.",
     ),
