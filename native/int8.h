@@ -234,7 +234,7 @@ void int8_write(const Int8Product& call, const ByteRows& of, int64_t first, int6
 }
 
 // The rows activation(x W^T + b) as bytes, a block of features after the other: their floats are never all there. How many rows are spoilt.
-template <class D> int64_t int8_through(const Int8Product& call, const ByteRows& of, int64_t rows, const ByteRows& to) {
+template <class D, class T> int64_t int8_through(const Int8Product& call, const ByteRows& of, int64_t rows, const ByteRows& to) {
     constexpr int panels = kInt8Block / kInt8Panel;
     const int64_t blocks = (call.features + kInt8Block - 1) / kInt8Block, size = rows * kInt8Panel;
     float* const out = static_cast<float*>(scratch(1, (panels * size + rows * lanes) * sizeof(float)));
@@ -251,7 +251,12 @@ template <class D> int64_t int8_through(const Int8Product& call, const ByteRows&
             for (int64_t r = 0; r < rows; r++) {
                 vf some = load(nothing + r * lanes);
                 block_as_bytes<D>(to, to.place(block, r), some, [&](int n) SACCADE_LAMBDA {
-                    return function(load(out + n / kInt8Panel * size + r * kInt8Panel + n % kInt8Panel) + load(bias + n));
+                    vf x = function(load(out + n / kInt8Panel * size + r * kInt8Panel + n % kInt8Panel) + load(bias + n));
+                    if constexpr (sizeof(T) < sizeof(float)) {  // as where they are written between two calls
+                        T written[lanes];
+                        store_from_float(written, x), x = load_as_float(written);
+                    }
+                    return x;
                 });
                 store(nothing + r * lanes, some);
             }
@@ -281,7 +286,7 @@ template <class D, class T> int64_t int8_rows(const Int8Product& call) {
             for (int64_t r = 0; r < size; r++) as_bytes(first + r, of, r);
             if (!call.next) return int8_write<D, T>(call, of, first, size, 0, panels);
             const ByteRows to(scratch(2, ByteRows::size(size, call.features, D::bytes)), size, call.features, D::bytes);
-            odd += int8_through<D>(call, of, size, to);
+            odd += int8_through<D, T>(call, of, size, to);
             int8_write<D, T>(*call.next, to, first, size, 0, (call.next->features + kInt8Panel - 1) / kInt8Panel);
         });
         return odd;

@@ -20,7 +20,8 @@ import gguf_files
 import quantised_by_hand
 from saccade import models
 from saccade.make.models.checkpoints.gguf import _TYPES, row_order
-from saccade.make.models.checkpoints.quantised import HELD_TYPES, gguf_weight
+from saccade.make.models.checkpoints.quantised import HELD_TYPES, WholeNumbers, gguf_weight
+from saccade.make.models.checkpoints.transformers_reading import read_configuration, read_weights
 from saccade.operator._products import unrounded
 from saccade.operator.nn._rounded import HeldWeight, RoundedLinear
 
@@ -192,7 +193,7 @@ def test_what_cannot_be_held_is_said(lfm2, tmp_path):
     values = json.loads((tmp_path / "odd" / "config.json").read_text())
     values["quantization_config"] = {"quant_method": "torchao"}
     (tmp_path / "odd" / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match="names torchao, and the weights have no _weight_qdata"):
+    with pytest.raises(ValueError, match="quantization_config names torchao, and no weight has _weight_qdata"):
         models.load(tmp_path / "odd")
     int4 = {f"{name}._weight_qdata": torch.zeros(2, 2, dtype=torch.uint8), f"{name}._weight_scale": torch.ones(2, 2)}
     kinds = {f"{name}.weight": json.dumps({"_type": "Int4Tensor"})}
@@ -204,3 +205,34 @@ def test_what_cannot_be_held_is_said(lfm2, tmp_path):
         (tmp_path / "odd" / "config.json").write_text(json.dumps(values))
         with pytest.raises(ValueError, match=r"quantization_config: the weights are quantised already \((gptq|awq), "):
             models.load(tmp_path / "odd")
+
+
+@torch.no_grad()
+def test_what_is_dequantised_is_saved_as_floats(tmp_path):
+    """A configuration that still names the method makes the folder unreadable."""
+    with checkpoints.quiet():
+        quantised_by_hand.write(tmp_path / "packed", KINDS["llama"]().eval(), METHODS["awq"])
+    model = models.load(tmp_path / "packed")
+    model.save(tmp_path / "floats")
+    assert torch.equal(models.load(tmp_path / "floats")(IDS).logits, model(IDS).logits)
+
+
+def test_zeros_beyond_a_byte_are_not_held():
+    """They would run into the other fields of the form, and the kernel would read past the scales."""
+    whole = WholeNumbers(
+        torch.zeros(5, 32, dtype=torch.uint8), torch.ones(5, 1).half(), torch.full((5, 1), -92), torch.zeros(32).long(),
+        32, 4,
+    )  # fmt: skip
+    assert whole.held() == "zeros beyond 8 bits"
+
+
+@torch.no_grad()
+def test_a_packed_folder_keeps_how_it_generates_and_can_be_inspected(tmp_path):
+    with checkpoints.quiet():
+        expected = quantised_by_hand.write(tmp_path, KINDS["neox"]().eval(), METHODS["gptq"])
+    settings = {"eos_token_id": [7, 11], "repetition_penalty": 1.25}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    model = models.load(tmp_path, weights="stored")
+    assert (set(model.end_tokens), model.repetition_penalty) == ({7, 11}, 1.25)
+    module = read_weights(type(expected), read_configuration(tmp_path), tmp_path, dtype=torch.float32).module
+    assert torch.allclose(module(IDS).logits, expected(IDS).logits, atol=1e-5 * expected(IDS).logits.abs().max().item())

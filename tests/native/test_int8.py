@@ -105,7 +105,8 @@ def test_two_products_in_one_pass_have_the_bits_of_one_after_the_other(size):
     up, down = int8_weight(torch.randn(inner, width)), int8_weight(torch.randn(features, inner))
     bias, after, added = torch.randn(inner), torch.randn(features), torch.randn(rows, features)
     x = torch.randn(rows, width)
-    for spoilt in (False, True):
+    for spoilt, dtype in ((False, torch.float32), (False, torch.bfloat16), (True, torch.float32)):
+        x, added = x.to(dtype), added.to(dtype)
         if spoilt:
             x[1, 2], x[3, 5], x[5] = torch.nan, -torch.inf, 3e38
         for _ in each_set():

@@ -87,6 +87,14 @@ def test_evenness_of_rows_that_see_one_key_is_not_averaged():
     assert got.mean("evenness").tolist() == pytest.approx([1.0] * 6)
 
 
+def test_results_share_no_numbers():
+    """What rows see without a mask is worked out once for all calls."""
+    query = torch.randn(1, 1, 3, 8)
+    first = saccade.statistics(query, query)
+    first.keys_seen.add_(7)
+    assert torch.equal(saccade.statistics(query, query).keys_seen.flatten(), torch.full((first.keys_seen.numel(),), 3))
+
+
 def test_rows_are_padded_empty_or_counted():
     named = problems.tensors(rows=13)
     # item 0: rows 0 ... 4 are tokens, key 0 is hidden, so that row 0 sees nothing

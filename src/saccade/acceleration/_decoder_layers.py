@@ -82,9 +82,9 @@ class DecoderLayer(PaddedLayer):
                 self._steps_left -= 1
                 if self.step_state == PROVED and self._steps_left >= 0 and self.structure.keeps_values():
                     layer, buffer, block, out = self._native(x, named)
+                    self._buffers.grow(layer, buffer)
                     if _observers.THREAD.observers:
                         self._notify(block, named.get("attention_mask"))
-                    self._buffers.grow(layer, buffer)
                     counted("native", "", False)
                     return out
                 with _observers.aside():

@@ -22,7 +22,7 @@ from torch.nn.modules import module as _of_all
 
 from ..operator import _observers
 from ..operator._backends.native._run import interrupted, is_plain
-from ..operator._products import chained
+from ..operator._products import chained, unrounded
 from ._effects import CHANGES, Effects, same_random_numbers, shadow
 from ._linears import PackedLinear, holds_rounded, is_linear
 from ._methods import ReplacedMethod
@@ -214,7 +214,14 @@ class ProvedLayer(FusedLayer):
         if out is None:
             return self.plain(*args)
         new = self._new_size(*args[0].shape[:-1])
-        return self._prove_again(out, self._again(args, {}), new) if self._due() or new else out
+        if not (self._due() or new):
+            return out
+        if not self.rounds:
+            return self._prove_again(out, self._again(args, {}), new)
+        with unrounded():
+            exact = self.compute(*args)
+            proved = self._prove_again(exact, self._again(args, {}), new)
+        return out if proved is exact else self._again(args, {})
 
     def _prove(self, args: tuple[Any, ...]) -> Any:
         """Compute the call both ways and return the original output. A layer that fails is not fused any more."""
@@ -222,8 +229,9 @@ class ProvedLayer(FusedLayer):
         if self.state != NOT_CALLED:
             return expected
         try:
-            with same_random_numbers():
-                if self._agrees(args, expected):
+            with same_random_numbers(), unrounded():
+                exact = self._again(args, {}) if self.rounds else expected
+                if self._agrees(args, exact):
                     self._settle(*args[0].shape[:-1])
             if self.refused == _SILENT:
                 self._calls_left = next_proof()

@@ -41,8 +41,8 @@ class VectorOptions:
     tokens_per_batch: int = option(4096, "Tokens in one batch.")
     weights: str | None = option(
         None,
-        "What linear layers hold: bfloat16, int8 or int4; int8 is up to twice as fast as floats on processors with "
-        "AVX-512 VNNI.  [default: float32]",
+        "What linear layers hold: bfloat16, int8, int4 or stored; int8 is up to twice as fast as floats on "
+        "processors with AVX-512 VNNI.  [default: floats]",
         metavar="NAME",
     )
 

@@ -51,8 +51,8 @@ def generate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What linear layers hold: bfloat16, int8 or int4; a token takes the time of reading them.  [default: "
-            "float32]",
+            help="What linear layers hold: bfloat16, int8, int4 or stored; a token takes the time of reading them.  "
+            "[default: floats]",
         ),
     ] = None,
 ) -> None:

@@ -43,7 +43,7 @@ class ShownOptions:
     )
     weights: str | None = option(
         None,
-        "Compare the model with itself where linear layers hold bfloat16, int8 or int4.",
+        "Compare the model with itself where linear layers hold bfloat16, int8, int4 or stored.",
         metavar="NAME",
     )
     against: str | None = option(

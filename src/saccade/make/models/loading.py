@@ -20,6 +20,7 @@ from .checkpoints.gguf import SUFFIX
 from .checkpoints.held_layers import hold_pieces
 from .checkpoints.hub import folder_of
 from .checkpoints.keys import plan
+from .checkpoints.quantised import QuantisedWeights
 from .checkpoints.reading import find_weights, materialised, read_json
 from .checkpoints.settings import CONFIG, CheckpointSettings, read_settings
 from .decoder_lm.checkpoint import load_own
@@ -252,6 +253,8 @@ def _published(
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if MECHANISM not in name}
     axes = {} if request.rows is None else _label_axes(model)
     keys = family.keys(model)
+    if isinstance(stored, QuantisedWeights) and any(key.transposed for key in keys.keys):
+        raise ValueError(f"{folder}: holds {stored.method.form} of {family.name}, whose transposed layers are not read")
     wanted = plan(
         dataclasses.replace(keys, unused=(*keys.unused, *stored.zero_biases())),
         shapes,
@@ -263,12 +266,12 @@ def _published(
     )
     dtype = dtype or dtype_beside(weights, _named_dtype(settings) or stored.dtype())
     model = materialised(model, dtype, device or "cpu")
-    rounded = coarser(wanted, stored, model)
     rounding = None if weights is None else Rounding(model, weights, keep=(*axes, *wanted.new))
     if rounding is not None and weights == STORED:
         wanted = hold_pieces(rounding, wanted, stored)
         check_stored(model, folder, stored.dequantised(stored.tensors))
         rounding = None
+    rounded = coarser(wanted, stored, model)
     fill(model, wanted, stored, rounding, std=float(settings.number("initializer_range", 0.02)))
     if weights not in (None, STORED) and isinstance(model, TextDecoder):
         model.round_output(weights)
@@ -305,7 +308,7 @@ def _label_axes(model: Model) -> dict[str, int]:
 
 
 def _check_safe(settings: CheckpointSettings) -> None:
-    """ValueError for a checkpoint that needs code of its own or of the hub, or that is quantised."""
+    """ValueError for a checkpoint that needs code of its own or of the hub, or is quantised so that it is not read."""
     for field in ("auto_map", "custom_pipelines"):
         if field in settings:
             raise ValueError(f"{settings.path}: {field}: requires code of the checkpoint, and Saccade never runs it")

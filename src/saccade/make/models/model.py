@@ -224,6 +224,7 @@ class Model(nn.Module, ABC):
         values = dict(self.settings.values)
         values.pop("torch_dtype", None)
         values.pop(PRUNED, None)
+        values.pop("quantization_config", None)  # what is saved are floats
         values.update(saved_heads(self, self.family.own_head_width))
         values["dtype"] = str(self.dtype).removeprefix("torch.")
         values["architectures"] = [self.family.architecture(values["model_type"], self.request.head)]

@@ -118,8 +118,9 @@ def _opened(
             nn.init.normal_(state[name], std=0.02) if state[name].dim() > 1 else nn.init.zeros_(state[name])
         if rows:
             reorder(state, axes, rows)
-    rounded = _rounded(module, {name: tensor for name, tensor in stored.items() if name not in read.unused})
-    quantised = header.quantised if header is not None else files.dequantised(stored) if files is not None else ()
+    used = {name: tensor for name, tensor in stored.items() if name not in read.unused and name not in read.held}
+    rounded = _rounded(module, used)
+    quantised = header.quantised if header is not None else files.dequantised(used) if files is not None else ()
     dequantised = tuple(name for name in quantised if name.partition(" ")[0] not in read.held)
     if weights == STORED:
         check_stored(module, folder if gguf is None else folder / gguf, dequantised)

@@ -56,7 +56,7 @@ def step_numbers(call: ObservedCall) -> StepNumbers | None:
     norms = torch.linalg.vector_norm(call.out, dim=-1, dtype=torch.float32)
     if ranges is None or not math.isfinite(float(norms.sum())):
         return None
-    return StepNumbers(made, ranges, norms, sight, call.key.shape[2])
+    return StepNumbers(made, ranges, norms, sight._replace(keys=None), call.key.shape[2])
 
 
 def together(parts: Sequence[StepNumbers]) -> tuple[Statistics, Tensor]:

@@ -43,22 +43,24 @@ def row_visibility(call: CheckedCall) -> RowVisibility:
     """
     mask, sizes = call.mask, (call.length_q, call.length_k)
     if mask is None and call.bias is None and call.device.type == "cpu" and not torch.compiler.is_compiling():
-        return _unmasked(*sizes)
+        known = _unmasked(*sizes)
+        return known._replace(seen=known.seen.clone(), padded=known.padded.clone())  # which results give away
     if mask is None or call.bias is not None or call.device.type != "cpu" or torch.compiler.is_compiling():
         return _worked_out(call)
-    known: RowVisibility | None = mask._remembered("visibility", sizes)
-    if known is None:
-        known = _worked_out(call)
-        mask._remember("visibility", sizes, known)
-    return known
+    kept: RowVisibility | None = mask._remembered("visibility", sizes)
+    if kept is None:
+        kept = _worked_out(call)
+        mask._remember("visibility", sizes, kept)
+    return kept
 
 
 @functools.lru_cache(maxsize=8)
 @lasting
 def _unmasked(rows: int, keys: int) -> RowVisibility:
     """Where each row sees all keys."""
-    none = torch.zeros(1, 1, 1, dtype=torch.bool)
-    return RowVisibility(torch.full((1, 1, 1), keys), None, torch.zeros(1, dtype=torch.int64), none, keys - rows)
+    none = torch.zeros(1, 1, 1, dtype=torch.bool, device="cpu")
+    first = torch.zeros(1, dtype=torch.int64, device="cpu")
+    return RowVisibility(torch.full((1, 1, 1), keys, device="cpu"), None, first, none, keys - rows)
 
 
 @lasting

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from .._products import FUNCTIONS, Product
+from .._observers import passive
+from .._products import FUNCTIONS, Product, reads_integers
 
 
 class Linear(nn.Linear):
@@ -26,7 +27,8 @@ class Linear(nn.Linear):
 
     def activated(self, x: Tensor, activation: str) -> Tensor:
         """`activation(x W^T + b)`, in one pass if possible; hooks see the linear layer's input and output."""
-        if self.product.users and not (self._forward_hooks or self._forward_pre_hooks):
+        fused = self.product.users or reads_integers(self.product)  # in 8 bits always, so that bits do not depend on it
+        if fused and passive(self._forward_pre_hooks, self._forward_hooks):
             return self.product(x, self.weight, self.bias, activation)
         return FUNCTIONS[activation](self(x))
 

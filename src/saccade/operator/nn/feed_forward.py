@@ -6,7 +6,9 @@ Shape legend: B batch, L length, E model width, F hidden width.
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn.modules import module as _of_all
 
+from .._observers import passive
 from .._products import FUNCTIONS, chained
 from ._initial import by_fan_in
 from ._linear import Linear
@@ -82,8 +84,12 @@ class FeedForward(nn.Module):
 
     def _in_one_pass(self, x: Tensor) -> Tensor | None:
         """The output, if both products are in 8 bits and nothing reads what is between them."""
+        if _of_all._global_forward_hooks or _of_all._global_forward_pre_hooks:
+            return None
         for part in (self.up, self.dropout, self.down):
-            if part._forward_hooks or part._forward_pre_hooks or type(part) not in (Linear, nn.Dropout):
+            if type(part) not in (Linear, nn.Dropout) or "forward" in vars(part):
+                return None
+            if not passive(part._forward_pre_hooks, part._forward_hooks):
                 return None
         drops = self.dropout.training and self.dropout.p
         return None if drops else chained(self.up, self.down, x, self.activation)

@@ -48,7 +48,10 @@ def open_model(source: str | Path | None = None, *, weights: str | None = None) 
         ('embedded', 4, 256)
     """
     if weights is not None:
-        few = as_text_model(load(source, weights=weights))
+        try:
+            few = as_text_model(load(source, weights=weights))
+        except TypeError as error:
+            raise ValueError(f"{source}: {error}") from None
         few.name = f"{'embedded' if source is None else source}, {weights}"
         return few
     if source is None:

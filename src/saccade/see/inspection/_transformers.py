@@ -156,7 +156,10 @@ def of_transformers(model: TransformersModel) -> TransformersTextModel:
     if model.place is None:
         raise FileNotFoundError("model: it was not loaded from a folder, so it has no tokenizer")
     with contained():
-        return TransformersTextModel(model.place, model.module.base_model, read_tokenizer(*model.place))
+        made = TransformersTextModel(model.place, model.module.base_model, read_tokenizer(*model.place))
+        if type(model.module).__name__ in (model.module.config.architectures or ()):
+            made.headed = model.module  # with its weights, which may be others than those of the files
+        return made
 
 
 class TokenHeadModel(NamedTuple):

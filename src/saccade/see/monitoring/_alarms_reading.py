@@ -189,11 +189,13 @@ def _steady(statistics: Statistics, judged: Tensor, axes: tuple[int, ...]) -> tu
         return values.transpose(0, 1).flatten(1) if len(axes) > 1 else values.permute(1, 2, 0)
 
     at, judged, weights = rows(statistics.largest_at.clamp(min=0)), rows(judged), rows(statistics.largest)
-    if at.shape[-1] == 1:
-        most = torch.where(judged, at, 0)[..., 0]
-    else:
-        votes = weights.new_zeros(*at.shape[:-1], max(statistics.shape[3], 1))
+    if len(axes) > 1:
+        votes = weights.new_zeros(len(at), max(statistics.shape[3], 1))
         most = votes.scatter_add_(-1, at, judged.to(votes.dtype)).argmax(-1)
+    else:  # among the few items' keys: not a number for each key and call; of equals the first key, as argmax
+        votes = ((at[..., None] == at[..., None, :]) & judged[..., None, :]).sum(-1)
+        most = torch.where(votes == votes.amax(-1, keepdim=True), at, statistics.shape[3]).amin(-1)
+        most = torch.where(judged.any(-1), most, 0)
     return torch.where(judged & (at == most[..., None]), weights, 0.0).sum(-1), most
 
 

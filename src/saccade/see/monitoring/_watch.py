@@ -141,6 +141,8 @@ class ModelWatch(Observations):
         place = self._site_observations(site, call.query.shape[1])
         numbers = step_numbers(call) if self._together and not keep and not call.rows_unknown else None
         if numbers is not None:
+            if self._waiting and len(self._waiting[-1].numbers.norms) != len(numbers.norms):
+                self._add_up()  # alarms read the calls of a place in their order
             self._waiting.append(StepRecord(site, step, numbers))
             if len(self._waiting) >= _TOGETHER:
                 self._add_up()
@@ -172,11 +174,15 @@ class ModelWatch(Observations):
         if not waiting:
             return
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            parts = steps_together(waiting)
-            for part in parts:
-                self._add(self._known[part.records[0].site.name], part.measured, part.out_norm)
-            if self._judge is not None:
-                self._judge._observe_steps(parts)
+            try:
+                parts = steps_together(waiting)
+                for part in parts:
+                    self._add(self._known[part.records[0].site.name], part.measured, part.out_norm)
+                if self._judge is not None:
+                    self._judge._observe_steps(parts)
+            except Exception as error:  # as in `observe`
+                for record in waiting:
+                    self.missed(record.name, f"{type(error).__name__}: {error}")
 
     def _site_observations(self, site: CallSite, heads: int) -> SiteObservations:
         """The place to add the numbers of a call."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -43,9 +44,10 @@ def gguf_layers(module: nn.Module, header: GgufHeader, file: Path) -> dict[str, 
     rounding, layers = Rounding(module, "stored"), {}
     processor = processor_of(header, file)
     names = model_names(module, header, processor)
-    tables = {id(module.get_parameter(own)): source for own, source in names.items() if own in module.state_dict()}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    tables = {id(parameters[own]): source for own, source in names.items() if own in parameters}
     for name, shape in rounding.shapes().items():
-        source = names.get(name) or tables.get(id(module.get_parameter(name)))
+        source = names.get(name) or tables.get(id(parameters[name]))
         if source is None or header.types[source] not in HELD_TYPES or header.places[source][1] != shape:
             continue
         linear = module.get_submodule(name.rpartition(".")[0])
@@ -60,7 +62,7 @@ def gguf_layers(module: nn.Module, header: GgufHeader, file: Path) -> dict[str, 
 
 
 def packed_layers(module: nn.Module, packed: QuantisedWeights) -> dict[str, HeldLayer]:
-    """The layers of a GPTQ or AWQ checkpoint that can be held, by the names of their weights in a module."""
+    """The layers of a GPTQ, AWQ or torchao checkpoint that can be held, by the names of their weights in a module."""
     rounding, layers = Rounding(module, "stored"), {}
     shapes = rounding.shapes()
     prefix = f"{getattr(module, 'base_model_prefix', '')}."
@@ -88,6 +90,8 @@ def hold_pieces(rounding: Rounding, wanted: KeyPlan, packed: StoredWeights) -> K
         if weight is not None and (weight.features, weight.width) == shape:
             rounding.hold(name, weight, packed.method.form)
             del places[name]
+        for piece in places.get(name, ()):
+            packed.leave(piece.published, "the parts of its layer are packed differently")
     return wanted._replace(pieces=[piece for piece in wanted.pieces if piece.ours in places])
 
 
@@ -99,19 +103,26 @@ def put(module: nn.Module, layers: dict[str, HeldLayer]) -> None:
         layer._is_hf_initialized = True  # transformers draws no weight for it
 
 
+def leaves_out() -> bool:
+    """Whether this version of transformers can be kept from making floats for layers; else they are made and freed."""
+    return hasattr(importlib.import_module("transformers").PreTrainedModel, "_finalize_model_loading")
+
+
 def put_while_loading(layers: dict[str, HeldLayer]) -> AbstractContextManager[None]:
     """Leave the tensors of layers out of the files that transformers reads, and replace the layers before it makes
     floats for them. Those that are tied to an embedding follow after loading."""
     kind: Any = importlib.import_module("transformers").PreTrainedModel
-    if not hasattr(kind, "_finalize_model_loading"):  # another version: floats are made and freed
+    if not leaves_out():
         return nullcontext()
     own_layers = {name: layer for name, layer in layers.items() if not layer.tied}
     left_out = {layer.source for layer in own_layers.values()}
     finish: Any = kind._finalize_model_loading
+    thread = threading.get_ident()
 
     def finalised(model: Any, config: Any, info: Any) -> Any:
-        put(model, own_layers)
-        info.missing_keys -= own_layers.keys()
+        if threading.get_ident() == thread:  # others load models of their own
+            put(model, own_layers)
+            info.missing_keys -= own_layers.keys()
         return finish(model, config, info)
 
     switches: list[tuple[Any, str, Any]] = [(kind, "_finalize_model_loading", staticmethod(finalised))]
@@ -134,9 +145,10 @@ def put_while_loading(layers: dict[str, HeldLayer]) -> AbstractContextManager[No
 def replaced(switches: list[tuple[Any, str, Any]]) -> Iterator[None]:
     """Give attributes other values, each as (owner, name, value), as far as their owners have them."""
     before = [(owner, name, inspect.getattr_static(owner, name)) for owner, name, _ in switches if hasattr(owner, name)]
-    for owner, name, value in switches:
-        setattr(owner, name, value)
     try:
+        for owner, name, value in switches:
+            if hasattr(owner, name):
+                setattr(owner, name, value)
         yield
     finally:
         for owner, name, value in before:

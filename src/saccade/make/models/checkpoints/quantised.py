@@ -96,12 +96,20 @@ class QuantisedWeights(StoredWeights):
             self.packed[name] = shape
             self.tensors[name] = Stored(parts["q"].file, shape, parts["scales"].dtype)
         if not self.packed:
-            raise ValueError(f"quantization_config: names {method.form}, and the weights have no {self._names['q']}")
+            where = next(iter(stored.tensors.values())).file.parent if stored.tensors else "the checkpoint"
+            raise ValueError(f"{where}: quantization_config names {method.form}, and no weight has {self._names['q']}")
 
     def _shape(self, base: str, parts: Mapping[str, Stored]) -> tuple[int, int]:
         """(F, E) of a layer, if its tensors fit together."""
         method, per = self.method, 32 // self.method.bits
         packed = parts["q"].shape
+        for part in ("q", "zeros"):
+            stored = parts[part]
+            if stored.dtype != torch.int32 or len(stored.shape) != 2 or 0 in stored.shape:
+                raise ValueError(
+                    f"{stored.file}: {base}{self._names[part]}: is {stored.dtype} of the shape {stored.shape}, "
+                    "expected int32 of two axes"
+                )
         features, width = (packed[1], packed[0] * per) if method.name == "gptq" else (packed[1] * per, packed[0])
         group = width if method.group < 1 else method.group
         groups = -(-width // group)
@@ -120,6 +128,10 @@ class QuantisedWeights(StoredWeights):
         reasons = {name: f", not held: {reason}" for name, reason in self._unheld.items()}
         return tuple(f"{name} ({self.method.form}{reasons.get(name, '')})" for name in self.packed if name in used)
 
+    def leave(self, name: str, reason: str) -> None:
+        """Note why a layer is not held."""
+        self._unheld.setdefault(name, reason)
+
     def zero_biases(self) -> tuple[str, ...]:
         """Biases of zeros that quantisation may have added to layers without one, as older AutoGPTQ does."""
         biases = [own for name in self.packed if (own := f"{name.removesuffix('weight')}bias") in self.tensors]
@@ -129,7 +141,7 @@ class QuantisedWeights(StoredWeights):
         """The weight of a layer as products take it, if they can."""
         held = self.whole_numbers(name).held()
         if isinstance(held, str):
-            self._unheld[name] = held
+            self.leave(name, held)
             return None
         return held
 
@@ -142,6 +154,8 @@ class QuantisedWeights(StoredWeights):
         base, (features, width) = name.removesuffix("weight"), self.packed[name]
         files = {base + own: part for part, own in self._names.items() if base + own in self._stored.tensors}
         read = {files[own]: x.clone() for own, x in self._stored.read(list(files))}
+        if not bool(read["scales"].isfinite().all()):
+            raise ValueError(f"{self.tensors[name].file}: {base}{self._names['scales']}: holds NaN or infinities")
         if self.method.name == "torchao":
             return _of_torchao(read)
         q, zeros = (_parts_of(read[part], self.method.bits) for part in ("q", "zeros"))
@@ -226,7 +240,9 @@ class WholeNumbers(NamedTuple):
         alike = bool((self.zeros == self.zeros[0, 0]).all())
         middle = 2 ** (self.bits - 1)
         each = (self.zeros - middle).to(torch.int8)
-        if not alike and not torch.equal(each.int() + middle, self.zeros):
+        if (alike and not 0 <= int(self.zeros[0, 0]) <= 255) or (
+            not alike and not torch.equal(each.int() + middle, self.zeros)
+        ):
             return "zeros beyond 8 bits"
         offset = int(self.zeros[0, 0]) if alike else middle
         form = GroupForm(self.bits, 32, span, offset, self.scales.dtype, zeros=not alike)

@@ -26,8 +26,8 @@ from ....support._garbage_collection import uncollected
 from ....support._seeding import seeded
 from .._shortened import shortened
 from .gguf import read_header, read_once
-from .held_layers import HeldLayer, gguf_layers, packed_layers, put, put_while_loading, replaced
-from .quantised import QuantisedWeights
+from .held_layers import HeldLayer, gguf_layers, leaves_out, packed_layers, put, put_while_loading, replaced
+from .quantised import QuantisedWeights, method_of
 from .reading import PICKLED, PICKLED_INDEX, SAFE, SAFE_INDEX, find_weights, read_json
 
 _ATTENTION = ("eager", "sdpa", "flex_attention", "saccade")  # PyTorch's, and the one of `register()`
@@ -169,7 +169,7 @@ def read_weights(
         gguf: the name of a GGUF file in the folder, which is dequantised.
         is_new: whether a parameter that the files lack, or have in another shape, may be initialised randomly; None if
             there are no such parameters.
-        packed: the tensors of a folder whose linear layers are quantised.
+        packed: the tensors of a folder whose linear layers are quantised; None: found by the configuration.
         stored: whether linear layers hold quantised weights as they are; otherwise these are dequantised.
 
     Raises:
@@ -179,17 +179,36 @@ def read_weights(
     if gguf is not None:
         return _from_gguf(kind, config, folder, dtype, gguf, stored)
     check_sizes(config, stored_sizes(folder), kind)
+    method = method_of(getattr(config, "quantization_config", None))
+    if packed is None and method is not None:
+        packed, config = QuantisedWeights(find_weights(folder), method), copy.deepcopy(config)
+        del config.quantization_config
     if packed is not None:
+        if any(type(module).__name__ == "Conv1D" for module in _on_meta(kind, config).modules()):
+            raise UnreadableCheckpoint(f"weights: {packed.method.form} of {kind.__name__}, whose layers are transposed")
         layers = packed_layers(_on_meta(kind, config), packed) if stored else {}
-        held = {layer.source for layer in layers.values()}
-        floats = {name: x.clone() for name, x in packed.read([name for name in packed.tensors if name not in held])}
+        held = {layer.source for layer in layers.values()} if leaves_out() else set()
         dtype = dtype or config.dtype or packed.dtype()
-        return _read(kind, config, None, dtype, is_new, {"state_dict": floats}, layers)
+        floats = {
+            name: x.to(dtype) if name in packed.packed else x.clone()
+            for name, x in packed.read([name for name in packed.tensors if name not in held])
+        }
+        read = _read(kind, config, None, dtype, is_new, {"state_dict": floats}, layers)
+        if read.module.can_generate():
+            with suppress(OSError):  # without such a file
+                read.module.generation_config = _generation(folder)
+        return read
     has_safe = any((folder / name).is_file() for name in (SAFE, SAFE_INDEX))
     if not has_safe and not any((folder / name).is_file() for name in (PICKLED, PICKLED_INDEX)):
         raise UnreadableCheckpoint(f"weights: missing from the folder, expected {SAFE} or {PICKLED}")
     options = {"use_safetensors": has_safe, "weights_only": True, **_without_pooler(kind, folder)}
     return _read(kind, config, folder, dtype, is_new, options)
+
+
+def _generation(folder: Path) -> Any:
+    import transformers
+
+    return transformers.GenerationConfig.from_pretrained(str(folder), local_files_only=True)
 
 
 def _on_meta(kind: Any, config: Any) -> Any:
