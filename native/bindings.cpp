@@ -13,6 +13,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "call.h"
 #include "digest.h"
@@ -683,11 +684,11 @@ int64_t step(Pointer x, Pointer out, int64_t items, int64_t width, int type, con
             *matrix = f.matrix();
         for (int64_t* size : {&layer.heads, &layer.kv_heads, &layer.width, &layer.value_width, &layer.hidden, &layer.window})
             *size = f.next();
+        layer.activation = (StepLayer::Activation)f.next(), layer.parallel = f.next(), layer.interleaved = f.next();
         layer.cos = f.address<float>(), layer.sin = f.address<float>(), layer.cos_stride = f.next(), layer.pairs = f.next();
         layer.sink = f.address<float>(), layer.first = f.address<int64_t>();
         layer.key_cache = f.output(), layer.value_cache = f.output(), layer.int8_cache = f.next();
         layer.query_seen = const_cast<void*>(f.address<void>()), layer.out_seen = const_cast<void*>(f.address<void>());
-        layer.activation = (StepLayer::Activation)f.next(), layer.parallel = f.next(), layer.interleaved = f.next();
         layer.scale = f.next_real(), layer.softcap = f.next_real();
         f.end();
         const int64_t joined = layer.key.features ? layer.heads * layer.width : layer.projected();
@@ -707,6 +708,47 @@ int64_t step(Pointer x, Pointer out, int64_t items, int64_t width, int type, con
     nb::gil_scoped_release released;
     return set.step(call);
 }
+
+// Whether objects still have their types, and dictionaries hold the same objects as before. Both are read from tuples, whose
+// owner keeps them alive: `kinds` has an object, its type, and so on; `entries` a dictionary, some of its keys, their values,
+// and so on. A step of decoding has driven all of it out of the caches: so what is to be read lies in one piece, and the
+// objects that come next are fetched ahead.
+class Unchanged {
+  public:
+    Unchanged(nb::tuple kinds, nb::tuple entries) {
+        if (kinds.size() % 2 || entries.size() % 3) refuse("what is unchanged comes in pairs and triples");
+        for (size_t n = 0; n < kinds.size(); n += 2) objects.push_back({kinds[n].ptr(), kinds[n + 1].ptr()});
+        for (size_t n = 0; n < entries.size(); n += 3) {
+            const nb::handle dict = entries[n], names = entries[n + 1], values = entries[n + 2];
+            if (!PyDict_Check(dict.ptr()) || !PyTuple_Check(names.ptr()) || !PyTuple_Check(values.ptr()) || nb::len(names) != nb::len(values))
+                refuse("what is unchanged is a dictionary, its keys and their values");
+            dicts.push_back({dict.ptr(), PyDict_Size(dict.ptr()), (int64_t)nb::len(names)});
+            for (size_t m = 0; m < nb::len(names); m++)
+                held.push_back({PyTuple_GetItem(names.ptr(), m), PyTuple_GetItem(values.ptr(), m)});
+        }
+    }
+
+    bool holds() const {
+        constexpr size_t ahead = 12;
+        for (size_t n = 0; n < objects.size(); n++) {
+            if (n + ahead < objects.size()) __builtin_prefetch(objects[n + ahead].first);
+            if ((PyObject*)Py_TYPE(objects[n].first) != objects[n].second) return false;
+        }
+        const std::pair<PyObject*, PyObject*>* entry = held.data();
+        for (size_t n = 0; n < dicts.size(); n++) {
+            if (n + ahead < dicts.size()) __builtin_prefetch(dicts[n + ahead].dict), __builtin_prefetch((char*)dicts[n + ahead].dict + 32);
+            if (PyDict_Size(dicts[n].dict) != dicts[n].size) return false;
+            for (int64_t m = 0; m < dicts[n].count; m++, entry++)
+                if (PyDict_GetItem(dicts[n].dict, entry->first) != entry->second) return false;
+        }
+        return true;
+    }
+
+  private:
+    struct Dict { PyObject* dict; Py_ssize_t size; int64_t count; };
+    std::vector<std::pair<PyObject*, PyObject*>> objects, held;
+    std::vector<Dict> dicts;
+};
 
 int64_t group_product(Pointer x, Pointer weight, Pointer scales, Pointer bias, Pointer out, int64_t rows, int64_t width, int64_t features,
                       bool half, bool quads, int threads, int64_t form) {
@@ -774,6 +816,9 @@ NB_MODULE(_native, module) {
     module.def("sums_quads", [] { return kernels().int8_product_quads && sums_quads(); },
                "Whether the set in use sums four products of bytes in one instruction.");
     module.def("step", &saccade::step, "A step of decoding; see native/call.h.");
+    nb::class_<Unchanged>(module, "Unchanged", "Whether dictionaries hold the same objects as before; see bindings.cpp.")
+        .def(nb::init<nb::tuple, nb::tuple>())
+        .def("holds", &Unchanged::holds);
     module.attr("most_rows") = kFewRows;
     module.attr("most_ordered_rows") = kOrderedRows;
     module.def("mkl_at_half", &saccade::mkl_at_half, "Whether MKL leaves half of this processor idle; see native/dispatch.h.");

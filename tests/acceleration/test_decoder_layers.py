@@ -213,6 +213,21 @@ def test_changes_between_two_tokens_are_seen(name):
 
 
 @torch.no_grad()
+def test_a_bias_whose_copy_is_read_is_read_anew():
+    """A projection by heads is read from a copy in another order, its bias, too."""
+    steps = Steps("GPTNeoX")
+    bias = steps.model.gpt_neox.layers[1].attention.query_key_value.bias
+    with saccade.accelerate(steps.model) as run:
+        for edit in (lambda: None, lambda: None, lambda: bias.add_(1), lambda: bias.data.mul_(2)):
+            edit()
+            steps.cache = transformers.DynamicCache(config=steps.model.config)
+            steps.model(steps.ids[:, : steps.at], past_key_values=steps.cache)
+            steps.agrees()
+            steps.agrees()
+        assert run.backends["native"] >= 2 * 6
+
+
+@torch.no_grad()
 def test_a_cache_that_others_change_is_read_anew():
     steps = Steps()
     with saccade.accelerate(steps.model) as run:

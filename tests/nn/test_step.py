@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -15,9 +16,9 @@ import saccade
 from native.test_groups import FORMS as GROUPED, made
 from saccade import Padding, Window
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, Int8Rows
+from saccade.operator import _native_step
 from saccade.operator._backends.native import _kernels
 from saccade.operator._products import unrounded
-from saccade.operator.nn import _step
 from saccade.operator.nn._linear import packed_weights
 from saccade.operator.nn._rounded import FORMS, Rounding
 from saccade.positions import RotaryConfig, YaRNScaling
@@ -28,18 +29,18 @@ pytestmark = pytest.mark.skipif(_kernels.module is None, reason="no native kerne
 @contextlib.contextmanager
 def native_steps():
     """Counts the steps that were computed natively."""
-    original, taken = _step.run, []
+    original, taken = _native_step.Blocks.run, []
 
     def run(*args):
         out = original(*args)
         taken.append(out)
         return out
 
-    _step.run = run
+    _native_step.Blocks.run = run
     try:
         yield taken
     finally:
-        _step.run = original
+        _native_step.Blocks.run = original
 
 
 def perturbed(decoder):
@@ -270,13 +271,18 @@ def test_whoever_observes_differentiates_or_packs_gets_the_modules():
 
 def test_edits_between_two_tokens_are_seen():
     decoder = small()
-    layer = decoder.blocks[1].feed_forward.down
+    layer, square = decoder.blocks[1].feed_forward.down, decoder.blocks[1].attention.output
     with torch.no_grad(), native_steps() as taken:
         for edit in (
             lambda: layer.weight.mul_(2),
             lambda: layer.weight.data.mul_(2),  # which PyTorch does not count
             lambda: setattr(layer, "weight", nn.Parameter(torch.randn_like(layer.weight))),
             lambda: setattr(decoder, "norm", nn.Identity()),
+            lambda: setattr(square.weight, "data", square.weight.data.t()),  # the same memory
+            lambda: setattr(square.weight, "data", square.weight.data.t()),
+            lambda: setattr(square.weight, "data", torch._neg_view(square.weight.data)),
+            lambda: setattr(square.weight, "data", square.weight.data.resolve_neg()),
+            lambda: setattr(decoder.blocks[0], "config", replace(decoder.blocks[0].config, cross=None)),
             lambda: decoder.blocks.__delitem__(0),
             lambda: setattr(layer.weight, "data", torch.randn(48, 32).t()),
         ):
@@ -286,7 +292,7 @@ def test_edits_between_two_tokens_are_seen():
             decoder(tokens, cache=cache)
             got, want = decoder(X, cache=cache), decoder(torch.cat((tokens, X), 1))[:, -1:]
             assert torch.allclose(got, want, atol=1e-5)
-        assert len(taken) == 5  # a weight that lies transposed is multiplied by the module
+        assert len(taken) == 8  # a weight that lies transposed or is negated is multiplied by the module
 
 
 def test_wrong_input_raises_as_before_and_changes_nothing():
@@ -310,21 +316,24 @@ def test_in_8_bits_a_step_follows_the_modules_and_what_is_not_finite():
     prompt, x = torch.randn(3, 5, 192), torch.randn(3, 1, 192)
     odd = x.clone()
     odd[1, 0, 7] = torch.inf
+
+    def close(got, want):
+        # A byte may fall to the other side where norms differ in the last bit: one step of 255 in sums of 192 to 256.
+        assert torch.allclose(got, want, atol=want.abs().max().item() / 255)
+
     with torch.no_grad(), saccade.accelerate(decoder, weights="int8"), native_steps() as taken:
         caches = decoder.cache(), decoder.cache()
         for cache in caches:
             decoder(prompt, cache=cache)
-        got, want = decoder(x, cache=caches[0]), decoder(x, cache=caches[1], hidden_states=[])
-        assert len(taken) == 1
-        # A byte may fall to the other side where norms differ in the last bit: one step of 255 in sums of 192 to 256.
-        assert torch.allclose(got, want, atol=want.abs().max().item() / 255)
+        for edits in range(2):
+            got, want = decoder(x, cache=caches[0]), decoder(x, cache=caches[1], hidden_states=[])
+            assert len(taken) == edits + 1
+            close(got, want)
+            decoder.blocks[0].feed_forward.down.weight.mul_(2)
         got, want = decoder(odd, cache=caches[0]), decoder(odd, cache=caches[1], hidden_states=[])
-        assert len(taken) == 1
+        assert len(taken) == 2
         assert torch.equal(got.isnan(), want.isnan()) and got[1].isnan().any() and got[0].isfinite().all()
-        assert caches[0].length == 7
-        decoder.blocks[0].feed_forward.down.weight.mul_(2)
-        got, want = decoder(x, cache=caches[0]), decoder(x, cache=caches[1], hidden_states=[])
-        assert torch.allclose(got[::2], want[::2], atol=want[::2].abs().max().item() / 255)
+        assert caches[0].length == 8
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "int8", "int4", "Q4_K", "Q6_K", "gptq, 8 bits"])

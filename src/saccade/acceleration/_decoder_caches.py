@@ -62,7 +62,7 @@ class Buffer:
 
     def with_new(self) -> tuple[Tensor, Tensor]:
         """Views (R, Hkv, K + 1, D) of all tokens and the next one's slot."""
-        key, value = (whole[:, :, self.start : self.stop + 1] for whole in self._whole)
+        key, value = (whole.narrow(2, self.start, self.stop + 1 - self.start) for whole in self._whole)
         return key, value
 
     def grow(self, layer: Any) -> None:
@@ -71,7 +71,7 @@ class Buffer:
         if self.most is not None:
             self.start = max(self.start, self.stop - self.most)
             layer.cumulative_length += 1
-        self.keys, self.values = (whole[:, :, self.start : self.stop] for whole in self._whole)
+        self.keys, self.values = (whole.narrow(2, self.start, self.stop - self.start) for whole in self._whole)
         layer.keys, layer.values = self.keys, self.values
 
 

@@ -66,6 +66,10 @@ class Parts(NamedTuple):
     norm_modules: tuple[nn.Module | None, ...]
     activation: str
 
+    def linears(self) -> tuple[Linear, ...]:
+        """All linear layers."""
+        return (*self.projections, self.output, self.up, self.down, *(() if self.gate is None else (self.gate,)))
+
 
 def parts_of(layer: nn.Module, linears: dict[nn.Module, PackedLinear]) -> Parts | None:
     """The parts of a layer that may be computed natively; None for any other module."""

@@ -9,6 +9,8 @@ Shape legend: R items, E width.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,8 +18,9 @@ from torch import Tensor, nn
 
 from ..interception._hooks.transformers import meaning_of
 from ..operator import _observers
-from ..operator._native_step import Block, Matrix, Norm, NotNative, check_call, run
+from ..operator._native_step import Block, Blocks, Matrix, Norm, NotNative, Place, check_call
 from ..operator._products import unrounded
+from ..operator._unchanged import Unchanged
 from ._decoder_caches import Buffer, GrowingBuffers, SharedArguments
 from ._decoder_forms import Linear, Parts, eps_of
 from ._effects import CHANGES, same_random_numbers
@@ -51,6 +54,7 @@ class DecoderLayer(PaddedLayer):
         super().__init__(name, module, stack)
         self._parts, self._buffers, self._shared = parts, buffers, shared
         self.step_state, self._steps_left = NOT_CALLED, 0
+        self._read: tuple[Blocks, int] | None = None  # of the last native step
         self._cache = next((name for name in _CACHES if name in self.names), _CACHES[0])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,17 +78,21 @@ class DecoderLayer(PaddedLayer):
         try:
             with torch._C.DisableTorchFunction():  # modes that only observe would follow each function of a step
                 check_call(x)
-                if x.dim() != 3 or x.shape[1] != 1 or self.module.training or self.watched() is not None:
-                    return None
-                if not self.structure.intact():
-                    self.step_state = REPLACED
+                if x.dim() != 3 or x.shape[1] != 1:
                     return None
                 self._steps_left -= 1
-                if self.step_state == PROVED and self._steps_left >= 0 and self.structure.keeps_values():
-                    layer, buffer, block, out = self._native(x, named)
+                proved = self.step_state == PROVED and self._steps_left >= 0
+                known = self._read if proved and self._read is not None and self._still(self._read, x) else None
+                if known is None and (self.module.training or self.watched() is not None):
+                    return None
+                if known is None and not self.structure.intact():
+                    self.step_state = REPLACED
+                    return None
+                if known is not None or (proved and self.structure.keeps_values()):
+                    layer, buffer, place, out = self._native(x, named, known or self._read_anew(x))
                     self._buffers.grow(layer, buffer)
                     if _observers.THREAD.observers:
-                        self._notify(block, named.get("attention_mask"))
+                        self._notify(place, named.get("attention_mask"))
                     counted("native", "", False)
                     return out
                 with _observers.aside():
@@ -93,30 +101,47 @@ class DecoderLayer(PaddedLayer):
             return None
         return self._settled(alike, named)
 
-    def _notify(self, block: Block, mask: Any) -> None:
-        """Notify observers of the call that transformers' attention function would report."""
-        attention, held = self.module._modules[self._parts.form.attention], block.key_cache.shape[2]
-        assert block.seen is not None
-        meaning = meaning_of(attention, block.seen[0], block.key_cache, block.value_cache, mask, scaling=block.scale)
-        asked = {"mask": meaning.mask, "bias": meaning.bias, "real": meaning.real, "module": attention}
-        _observers.notify_step(attention, block.observed(held, "transformers sdpa_attention_forward", **asked))
+    def _still(self, read: tuple[Blocks, int], x: Tensor) -> bool:
+        """Whether what the last step read is what this one would, of a layer that nobody hooks or changes."""
+        return self.unwatched() and self.structure.keeps_lists() and read[0].serve(x)
 
-    def _native(self, x: Tensor, named: dict[str, Any]) -> tuple[Any, Buffer, Block, Tensor]:
+    def _notify(self, place: Place, mask: Any) -> None:
+        """Notify observers of the call that transformers' attention function would report."""
+        attention, held = self.module._modules[self._parts.form.attention], place.key_cache.shape[2]
+        assert place.seen is not None and self._read is not None
+        block = self._read[0].blocks[0]
+        meaning = meaning_of(attention, place.seen[0], place.key_cache, place.value_cache, mask, scaling=block.scale)
+        asked = {"mask": meaning.mask, "bias": meaning.bias, "real": meaning.real, "module": attention}
+        _observers.notify_step(attention, place.observed(block, held, "transformers sdpa_attention_forward", **asked))
+
+    def _native(self, x: Tensor, named: dict[str, Any], read: tuple[Blocks, int]) -> tuple[Any, Buffer, Place, Tensor]:
+        blocks, index = read
         if any(value is not None and value is not False and name not in _TAKEN for name, value in named.items()):
             raise NotNative("other arguments")
+        if index >= len(named[self._cache].layers):
+            raise NotNative("a cache without tokens")
+        layer = named[self._cache].layers[index]
+        buffer = self._buffers.room(layer)
+        place = Place(*buffer.with_new())
+        held = place.key_cache.shape[2]
+        waves, mask = named.get("position_embeddings"), named.get("attention_mask")
+        if mask is not None:
+            place.first = self._shared.first(mask, x.shape[0], held)
+        if waves is not None:
+            place.waves, place.pairs = self._shared.waves(waves), waves[0].shape[-1] // 2
+        return layer, buffer, place, blocks.run(x, [held] * x.shape[0], [place])
+
+    def _read_anew(self, x: Tensor) -> tuple[Blocks, int]:
+        """The layer as it is now, and which layer of a cache is its own."""
         parts, attention = self._parts, cast(Any, self.module._modules[self._parts.form.attention])
-        place, scaling, head = (
+        index, scaling, head = (
             getattr(attention, name, None) for name in ("layer_idx", "scaling", _HEAD[parts.form.by_head])
         )
         kind = getattr(getattr(attention, "config", None), "_attn_implementation", None)
         if kind != "sdpa" or getattr(attention, "attn_logit_softcapping", None) or not (head and scaling):
             raise NotNative("attention of another implementation")
-        if place is None or place >= len(named[self._cache].layers):
-            raise NotNative("a cache without tokens")
-        layer = named[self._cache].layers[place]
-        buffer = self._buffers.room(layer)
-        key_cache, value_cache = buffer.with_new()
-        waves, mask = named.get("position_embeddings"), named.get("attention_mask")
+        if index is None:
+            raise NotNative("a layer without a place in a cache")
         output, up, down = (_matrix(linear, x) for linear in (parts.output, parts.up, parts.down))
         heads = output.shape[1] // head
         query, *others = (_matrix(linear, x, heads if parts.form.by_head else None) for linear in parts.projections)
@@ -138,8 +163,6 @@ class DecoderLayer(PaddedLayer):
             width=head,
             value_width=head,
             scale=float(scaling),
-            key_cache=key_cache,
-            value_cache=value_cache,
             activation=parts.activation,
             parallel=getattr(self.module, "use_parallel_residual", parts.form.parallel),
             after_attention=norms[1],
@@ -147,11 +170,11 @@ class DecoderLayer(PaddedLayer):
             after_feed_forward=norms[3],
             query_norm=norms[4],
             key_norm=norms[5],
-            first=None if mask is None else self._shared.first(mask, x.shape[0], key_cache.shape[2]),
         )
-        if waves is not None:
-            block.waves, block.pairs = self._shared.waves(waves), waves[0].shape[-1] // 2
-        return layer, buffer, block, run(x, [key_cache.shape[2]] * x.shape[0], [block], Norm())
+        linears = [part for part in parts.linears() if isinstance(part, PackedLinear)]
+        beside = [*self.structure.inside(), *map(vars, linears), *(vars(linear.product) for linear in linears)]
+        self._read = Blocks([block], Norm(), x, Unchanged(self.module.modules(), beside)), index
+        return self._read
 
     def _settled(self, alike: bool | str, named: dict[str, Any]) -> Any:
         """The layer's own output; from now on the state tells whether the native one is the same."""
@@ -181,7 +204,7 @@ class DecoderLayer(PaddedLayer):
 
     def _same_step(self, x: Tensor, named: dict[str, Any]) -> bool:
         """Whether both ways give the same output, key and value; the cache stays as it is."""
-        layer, buffer, _, got = self._native(x, named)
+        layer, buffer, _, got = self._native(x, named, self._read_anew(x))
         own = _copied(named[self._cache])
         expected = self.plain(**named | {"hidden_states": x, self._cache: own})
         cache = own.layers[named[self._cache].layers.index(layer)]
@@ -216,10 +239,15 @@ def _matrix(linear: Linear, x: Tensor, heads: int | None = None) -> Matrix:
         return Matrix(cast(Any, linear).readable(), linear._parameters.get("bias"))
     if linear.held is not None:
         raise NotNative("its weights are dropped")
-    weight, bias = linear.weight, linear.module._parameters.get("bias")
-    integers = linear.product.integers(weight, x)
-    if integers is None:
-        return Matrix(linear.readable_weight(x, heads), None if bias is None else by_kind(bias, heads))
-    if heads is not None:
+    weight, bias, x = linear.weight, linear.module._parameters.get("bias"), x.new_empty(x.shape)
+    again: Callable[[], Any] = partial(linear.product.integers, weight, x)
+    read = again()
+    if read is not None and heads is not None:
         raise NotNative("integers of a projection by heads")
-    return Matrix(integers, bias)
+    if read is not None:
+        return Matrix(read, bias, again)
+    read = linear.readable_weight(x, heads)
+    if heads is None or bias is None:
+        return Matrix(read, bias, None if read is weight else partial(linear.readable_weight, x, heads))
+    turned = by_kind(bias, heads)
+    return Matrix(read, turned, lambda: torch.equal(by_kind(bias, heads), turned) and linear.readable_weight(x, heads))

@@ -165,6 +165,14 @@ class FusedLayer(ReplacedMethod):
             return INTERRUPTED
         return self.watched() if all(map(is_plain, args)) else "was called with what is no plain tensor on a CPU"
 
+    def unwatched(self) -> bool:
+        """Whether nothing outside of the module asks for its own call, as hooks of all modules do."""
+        return (
+            self.active
+            and not (_of_all._global_forward_hooks or _of_all._global_forward_pre_hooks)
+            and _called() == _CALLED
+        )
+
     def watched(self) -> str | None:
         """The reason to run the original module: hooks, dropout in training and the like; None if there is none."""
         if not self.active:

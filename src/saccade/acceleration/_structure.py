@@ -78,7 +78,15 @@ class Structure:
         for inside, names, values in self._inside:
             if (*inside,) != names or not all(map(is_, inside.values(), values)):
                 return False
+        return self.keeps_lists()
+
+    def keeps_lists(self) -> bool:
+        """Whether the entries of the modules' lists are unchanged."""
         return all(len(items) == len(before) and all(map(is_, items, before)) for items, before in self._lists)
+
+    def inside(self) -> list[dict[str, Any]]:
+        """The dictionaries, configurations among them, whose entries are remembered."""
+        return [inside for inside, *_ in self._inside]
 
     def remember_values(self) -> None:
         """Remember the present values, with which later values are compared."""

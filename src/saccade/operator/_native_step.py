@@ -1,14 +1,17 @@
 """The native step of decoding: one token of each item through blocks of a decoder, in one call (`native/step.h`).
 
-Nothing is kept from call to call: each step reads the addresses of all weights anew, so nothing can be stale. Who asks
-for a step finds out whether a block computes nothing but what `Block` describes; `NotNative` says why not.
+Who asks for a step finds out whether a block computes nothing but what `Block` describes; `NotNative` says why not.
+What was found out, `Blocks`, serves the next steps while every object that it was read from is the same, and every
+tensor where it was.
 
 Shape legend: R items, E width, Hq / Hkv query and key-value heads, D, Dv key and value width, F hidden width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import add
 from typing import Any
 
 import torch
@@ -21,10 +24,12 @@ from ._call import ObservedCall
 from ._groups import GroupedWeight
 from ._int8 import Int8Weight
 from ._int8_rows import SCALE_BYTES
-from ._products import FEW, compares, unfollowed
+from ._products import FEW, compares, rounds, unfollowed
+from ._unchanged import Unchanged
 
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_READ = Tensor.data_ptr, Tensor.size, Tensor.stride, Tensor.dtype.__get__, Tensor.is_neg  # fast to call
 _CALL = nn.Module.__call__
 _OF_ALL = torch.nn.modules.module
 
@@ -46,10 +51,12 @@ class Norm:
 
 @dataclass
 class Matrix:
-    """A weight (F, E), as it is or rounded to integers, and its bias (F,)."""
+    """A weight (F, E), as it is or rounded to integers, and its bias (F,). `again` gives a weight that is a copy, renewed
+    if what it is a copy of has changed."""
 
     weight: Tensor | Int8Weight | GroupedWeight
     bias: Tensor | None = None
+    again: Callable[[], Any] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -72,8 +79,6 @@ class Block:
     width: int
     value_width: int
     scale: float
-    key_cache: Tensor  # (R, Hkv, slots, D); or the data of `Int8Rows`, which both caches are then
-    value_cache: Tensor
     key: Matrix | None = None
     value: Matrix | None = None
     query_norm: Norm = field(default_factory=Norm)
@@ -86,21 +91,29 @@ class Block:
     down: Matrix | None = None
     activation: str = "gelu"
     parallel: bool = False
-    waves: tuple[Tensor, Tensor] | None = None  # cos and sin, (1 or R, at least pairs)
-    pairs: int = 0
     interleaved: bool = False
     window: int = 0  # keys that a query sees; 0: all
-    first: Tensor | None = None  # int64 (R,): the first key that a query sees, in place of a window
     sink: Tensor | None = None
     softcap: float = 0.0
+
+
+@dataclass
+class Place:
+    """What a block reads and writes at one step alone."""
+
+    key_cache: Tensor  # (R, Hkv, slots, D); or the data of `Int8Rows`, which both caches are then
+    value_cache: Tensor
+    waves: tuple[Tensor, Tensor] | None = None  # cos and sin, float32 (1 or R, at least pairs), contiguous
+    pairs: int = 0
+    first: Tensor | None = None  # int64 (R,): the first key that a query sees, in place of a window
     seen: tuple[Tensor, Tensor] | None = None  # of an observed call: query (R, Hq, 1, D) and output (R, Hq, 1, Dv)
 
-    def observed(self, held: int, source: str, **more: Any) -> ObservedCall:
+    def observed(self, block: Block, held: int, source: str, **more: Any) -> ObservedCall:
         """The attention call of a step computed while attention is observed, with `held` keys and `more` fields."""
         assert self.seen is not None
         query, out = self.seen
         key, value = self.key_cache.narrow(2, 0, held), self.value_cache.narrow(2, 0, held)
-        options: dict[str, Any] = dict(scale=self.scale, softcap=self.softcap or None, sink=self.sink)
+        options: dict[str, Any] = dict(scale=block.scale, softcap=block.softcap or None, sink=block.sink)
         return ObservedCall(query, key, value, out=out, source=source, **options, **more)
 
 
@@ -132,120 +145,163 @@ def check_bare(module: nn.Module, kind: type[nn.Module], forward: Any) -> dict[s
     return children
 
 
-def run(x: Tensor, held: list[int], blocks: list[Block], last: Norm) -> Tensor:
-    """x (R, 1, E) through the blocks and the last norm; each cache gets the new token in slot `held[r] - 1`.
+class Blocks:
+    """Blocks and the norm behind them, as they were read for a step.
 
-    Raises:
-        NotNative: if a weight is of another kind, or a number that is not finite came to a product of bytes.
+    Args:
+        x: the input of that step (R, 1, E).
+        unchanged: of all modules and other objects that were read; None: they serve this step alone.
     """
-    x = x.contiguous()
-    kept: list[Any] = []  # what the addresses are of
-    rows = [_row(block, x, max(held), kept) for block in blocks]
-    norm, reals = _norm(last, x.shape[2], x)
-    out = torch.empty_like(x)
-    try:
-        odd = _kernels.module.step(
-            x.data_ptr(),
-            out.data_ptr(),
-            x.shape[0],
-            x.shape[2],
-            DTYPES[x.dtype],
-            held,
-            [row for row, _ in rows] + [norm],
-            [real for _, real in rows] + [reals],
-            torch.get_num_threads(),
+
+    def __init__(self, blocks: list[Block], last: Norm, x: Tensor, unchanged: Unchanged | None = None):
+        self.blocks, self._unchanged = blocks, unchanged
+        self._kind, self._rounds = (x.shape[2], x.dtype), rounds()
+        self._tensors: list[Tensor] = []
+        self._kept: list[Any] = []  # what else the addresses are of
+        self._again: list[tuple[Callable[[], Any], Any]] = []
+        read = [self._row(block, x) for block in blocks]
+        last_row, last_reals = self._norm(last, x.shape[2], x)
+        self._rows, self._last = [row for row, _ in read], last_row
+        self._reals = [reals for _, reals in read] + [last_reals]
+        self._state = self._seen()
+
+    def serve(self, x: Tensor) -> bool:
+        """Whether a step with x would read the same."""
+        return (
+            self._unchanged is not None
+            and (x.shape[2], x.dtype) == self._kind
+            and rounds() == self._rounds
+            and self._unchanged()
+            and self._seen() == self._state
+            and all(again() is weight for again, weight in self._again)
         )
-    except ValueError as error:  # sizes that do not fit together: the modules say which
-        raise NotNative(str(error)) from None
-    if odd:
-        raise NotNative("numbers that are not finite came to a product of bytes")
-    return out
+
+    def run(self, x: Tensor, held: list[int], places: list[Place]) -> Tensor:
+        """x (R, 1, E) through the blocks and the last norm; each cache gets the new token in slot `held[r] - 1`.
+
+        Raises:
+            NotNative: if a weight is of another kind, or a number that is not finite came to a product of bytes.
+        """
+        x, most = x.contiguous(), max(held)
+        kept: list[Any] = []
+        moving = [_moving(*given, x, most, kept) for given in zip(self.blocks, places, strict=True)]
+        out = torch.empty_like(x)
+        try:
+            odd = _kernels.module.step(
+                x.data_ptr(),
+                out.data_ptr(),
+                x.shape[0],
+                x.shape[2],
+                DTYPES[x.dtype],
+                held,
+                [*map(add, self._rows, moving), self._last],
+                self._reals,
+                torch.get_num_threads(),
+            )
+        except ValueError as error:  # sizes that do not fit together: the modules say which
+            raise NotNative(str(error)) from None
+        if odd:
+            raise NotNative("numbers that are not finite came to a product of bytes")
+        return out
+
+    def _seen(self) -> tuple[list[Any], ...]:
+        """Where the tensors' numbers are, and how they lie."""
+        return tuple([*map(read, self._tensors)] for read in _READ)
+
+    def _row(self, block: Block, x: Tensor) -> tuple[list[int], list[float]]:
+        """The fields of a layer that stay as they are, in the order of `step` in native/bindings.cpp."""
+        model, head, hidden = x.shape[2], block.width, 0 if block.down is None else block.down.shape[1]
+        read = block.heads * block.value_width
+        norms = (
+            *((block.attention_norm, model), (block.query_norm, head), (block.key_norm, head)),
+            *((block.after_attention, model), (block.feed_forward_norm, model), (block.after_feed_forward, model)),
+        )
+        matrices = (
+            *((block.query, model), (block.key, model), (block.value, model), (block.output, read)),
+            *((block.up, model), (block.gate, model), (block.down, hidden)),
+        )
+        numbers: list[int] = []
+        reals: list[float] = []
+        for norm, width in norms:
+            row, real = self._norm(norm, width, x)
+            numbers += row
+            reals += real
+        for matrix, width in matrices:
+            numbers += self._matrix(matrix, width, x)
+        numbers += [block.heads, block.kv_heads, head, block.value_width, hidden, block.window]
+        numbers += [ACTIVATIONS[block.activation], block.parallel, block.interleaved]
+        return numbers, [*reals, block.scale, block.softcap]
+
+    def _norm(self, norm: Norm, width: int, x: Tensor) -> tuple[list[int], list[float]]:
+        if not norm.kind:
+            return [0, 0, 0], [0.0, 0.0]
+        weight, bias = (self._vector(tensor, width, x) for tensor in (norm.weight, norm.bias))
+        return [norm.kind, weight, bias], [norm.eps, norm.plus]
+
+    def _vector(self, tensor: Tensor | None, width: int, x: Tensor) -> int:
+        """The address of a bias or of a norm's weight."""
+        if tensor is None:
+            return 0
+        if (
+            not is_plain(tensor)
+            or tensor.dtype is not x.dtype
+            or tensor.shape != (width,)
+            or not tensor.is_contiguous()
+        ):
+            raise NotNative("a bias or a norm of another dtype or shape")
+        self._tensors.append(tensor)
+        return tensor.data_ptr()
+
+    def _matrix(self, matrix: Matrix | None, width: int, x: Tensor) -> list[int]:
+        if matrix is None:
+            return [0, 0, 0, 0, 0]
+        weight, (features, terms) = matrix.weight, matrix.shape
+        if terms != width:
+            raise NotNative("a weight of another shape")
+        bias = self._vector(matrix.bias, features, x)
+        tensors = (weight,) if isinstance(weight, Tensor) else (weight.packed, weight.scales)
+        if not all(is_plain(tensor) and tensor.is_contiguous() for tensor in tensors):
+            raise NotNative("a weight of another kind or layout")
+        if matrix.again is None:
+            self._tensors += tensors
+        else:
+            self._again.append((matrix.again, weight))
+        if isinstance(weight, Tensor):
+            if weight.dtype is not x.dtype and not (weight.dtype is torch.bfloat16 and x.dtype is torch.float32):
+                raise NotNative("a weight of another dtype")
+            return [DTYPES[weight.dtype], features, weight.data_ptr(), bias, 0]
+        if isinstance(weight, GroupedWeight) and weight.order is not None:
+            raise NotNative("a weight whose columns are held in another order")
+        self._kept.append(weight)
+        kind = 2 if isinstance(weight, Int8Weight) else 3 | weight.form.code << 8
+        return [kind, features, weight.packed.data_ptr(), bias, weight.scales.data_ptr()]
 
 
-def _row(block: Block, x: Tensor, held: int, kept: list[Any]) -> tuple[list[int], list[float]]:
-    """The fields of a layer, in the order of `step` in native/bindings.cpp."""
-    model, head, hidden = x.shape[2], block.width, 0 if block.down is None else block.down.shape[1]
-    read = block.heads * block.value_width
-    norms = (
-        *((block.attention_norm, model), (block.query_norm, head), (block.key_norm, head)),
-        *((block.after_attention, model), (block.feed_forward_norm, model), (block.after_feed_forward, model)),
-    )
-    matrices = (
-        *((block.query, model), (block.key, model), (block.value, model), (block.output, read)),
-        *((block.up, model), (block.gate, model), (block.down, hidden)),
-    )
-    numbers: list[int] = []
-    reals: list[float] = []
-    for norm, width in norms:
-        row, real = _norm(norm, width, x)
-        numbers += row
-        reals += real
-    for matrix, width in matrices:
-        numbers += _matrix(matrix, width, x, kept)
-    numbers += [block.heads, block.kv_heads, head, block.value_width, hidden, block.window]
-    if block.waves is None:
-        numbers += [0, 0, 0, 0]
-    else:
-        cos, sin = (wave.float().contiguous() for wave in block.waves)
-        if any(wave.shape[0] not in (1, x.shape[0]) or wave.shape[1] < block.pairs for wave in (cos, sin)):
+def _moving(block: Block, place: Place, x: Tensor, held: int, kept: list[Any]) -> list[int]:
+    """The fields of a layer that change from step to step, which follow the others."""
+    numbers = [0, 0, 0, 0]
+    if place.waves is not None:
+        cos, sin = place.waves
+        if any(wave.shape[0] not in (1, x.shape[0]) or wave.shape[1] < place.pairs for wave in place.waves):
             raise NotNative("positions of other tokens")
-        kept += [cos, sin]
-        numbers += [cos.data_ptr(), sin.data_ptr(), 0 if cos.shape[0] == 1 else cos.shape[1], block.pairs]
+        numbers = [cos.data_ptr(), sin.data_ptr(), 0 if cos.shape[0] == 1 else cos.shape[1], place.pairs]
     sink = None if block.sink is None else block.sink.detach().float().contiguous()
     kept.append(sink)
-    numbers += [0 if sink is None else sink.data_ptr(), 0 if block.first is None else block.first.data_ptr()]
-    in_bytes = block.key_cache.dtype is torch.int8
+    numbers += [0 if sink is None else sink.data_ptr(), 0 if place.first is None else place.first.data_ptr()]
+    in_bytes = place.key_cache.dtype is torch.int8
     dtype, behind = (torch.int8, SCALE_BYTES) if in_bytes else (x.dtype, 0)
-    for cache, width in ((block.key_cache, head), (block.value_cache, block.value_width)):
-        shape = cache.shape
-        fits = (shape[0], shape[1], shape[3]) == (x.shape[0], block.kv_heads, width + behind) and shape[2] >= held
-        if not fits or not is_plain(cache) or cache.dtype is not dtype or cache.stride(3) != 1:
+    for cache, width in ((place.key_cache, block.width), (place.value_cache, block.value_width)):
+        items, heads, slots, entries = cache.shape
+        strides = cache.stride()
+        fits = (items, heads, entries) == (x.shape[0], block.kv_heads, width + behind) and slots >= held
+        if not fits or not is_plain(cache) or cache.dtype is not dtype or strides[3] != 1:
             raise NotNative("the cache is of another kind")
-        numbers += [cache.data_ptr(), *cache.stride()[:3]]
+        numbers += [cache.data_ptr(), *strides[:3]]
     numbers.append(in_bytes)
-    if _observers.THREAD.observers:
-        if in_bytes:
-            raise NotNative("observers read keys and values as floats")
-        query, out = (x.new_empty(x.shape[0], block.heads, 1, size) for size in (head, block.value_width))
-        block.seen = query, out
-        numbers += [query.data_ptr(), out.data_ptr()]
-    else:
-        numbers += [0, 0]
-    numbers += [ACTIVATIONS[block.activation], block.parallel, block.interleaved]
-    return numbers, [*reals, block.scale, block.softcap]
-
-
-def _norm(norm: Norm, width: int, x: Tensor) -> tuple[list[int], list[float]]:
-    if not norm.kind:
-        return [0, 0, 0], [0.0, 0.0]
-    return [norm.kind, _vector(norm.weight, width, x), _vector(norm.bias, width, x)], [norm.eps, norm.plus]
-
-
-def _vector(tensor: Tensor | None, width: int, x: Tensor) -> int:
-    """The address of a bias or of a norm's weight."""
-    if tensor is None:
-        return 0
-    if not is_plain(tensor) or tensor.dtype is not x.dtype or tensor.shape != (width,) or not tensor.is_contiguous():
-        raise NotNative("a bias or a norm of another dtype or shape")
-    return tensor.data_ptr()
-
-
-def _matrix(matrix: Matrix | None, width: int, x: Tensor, kept: list[Any]) -> list[int]:
-    if matrix is None:
-        return [0, 0, 0, 0, 0]
-    weight, (features, terms) = matrix.weight, matrix.shape
-    if terms != width:
-        raise NotNative("a weight of another shape")
-    bias = _vector(matrix.bias, features, x)
-    tensors = (weight,) if isinstance(weight, Tensor) else (weight.packed, weight.scales)
-    if not all(is_plain(tensor) and tensor.is_contiguous() for tensor in tensors):
-        raise NotNative("a weight of another kind or layout")
-    if isinstance(weight, Tensor):
-        if weight.dtype is not x.dtype and not (weight.dtype is torch.bfloat16 and x.dtype is torch.float32):
-            raise NotNative("a weight of another dtype")
-        return [DTYPES[weight.dtype], features, weight.data_ptr(), bias, 0]
-    if isinstance(weight, GroupedWeight) and weight.order is not None:
-        raise NotNative("a weight whose columns are held in another order")
-    kept.append(weight)
-    kind = 2 if isinstance(weight, Int8Weight) else 3 | weight.form.code << 8
-    return [kind, features, weight.packed.data_ptr(), bias, weight.scales.data_ptr()]
+    if not _observers.THREAD.observers:
+        return [*numbers, 0, 0]
+    if in_bytes:
+        raise NotNative("observers read keys and values as floats")
+    query, out = (x.new_empty(x.shape[0], block.heads, 1, size) for size in (block.width, block.value_width))
+    place.seen = query, out
+    return [*numbers, query.data_ptr(), out.data_ptr()]

@@ -5,8 +5,9 @@ Shape legend: R items, E width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from .. import _observers
 from .._masks import Causal
-from .._native_step import Block, Matrix, Norm, NotNative, check_bare, check_call, run
+from .._native_step import Block, Blocks, Matrix, Norm, NotNative, Place, check_bare, check_call
+from .._unchanged import Unchanged
 from ..positions import Rotary
 from ..positions.rotary import StoredRotary
 from ._linear import Linear
@@ -29,6 +31,9 @@ from .feed_forward import FeedForward
 from .masking import joined
 from .norm import RMSNorm
 
+if TYPE_CHECKING:
+    from .stacks import Decoder
+
 _FORWARDS: dict[type[nn.Module], Any] = {
     kind: kind.forward
     for kind in (
@@ -38,25 +43,31 @@ _FORWARDS: dict[type[nn.Module], Any] = {
 }
 
 
-Layers = list[tuple[nn.Module, nn.Module | None]]
+class KnownBlocks:
+    """What a decoder's last native step read of its modules. Copies and pickles of the decoder begin without it."""
+
+    def __init__(self) -> None:
+        self.last: tuple[Blocks, list[nn.Module | None]] | None = None  # with the positions of each block
+
+    def __deepcopy__(self, memo: Any) -> KnownBlocks:
+        return KnownBlocks()
+
+    def __reduce__(self) -> Any:
+        return KnownBlocks, ()
 
 
-def native_step(x: Tensor, cache: KVCache, layers: Callable[[], Layers], norm: nn.Module) -> Tensor | None:
+def native_step(x: Tensor, cache: KVCache, decoder: Decoder) -> Tensor | None:
     """x (R, 1, E), which continues the tokens in the cache, through causal blocks and a last norm; None if these have
-    to be called.
-
-    Args:
-        layers: gives each block with the module of its positions.
-    """
+    to be called."""
     try:
         with torch._C.DisableTorchFunction():  # modes that only observe would follow each function of a step
             check_call(x)
-            return _step(x, cache, layers(), norm)
+            return _step(x, cache, decoder)
     except NotNative:
         return None
 
 
-def _step(x: Tensor, cache: KVCache, modules: Layers, norm: nn.Module) -> Tensor:
+def _step(x: Tensor, cache: KVCache, decoder: Decoder) -> Tensor:
     layers: list[GrowingLayer] = []
     for layer in cache.layers:
         if type(layer) is not GrowingLayer or layer._key is None or layer._key.shape[0] != x.shape[0]:
@@ -66,36 +77,47 @@ def _step(x: Tensor, cache: KVCache, modules: Layers, norm: nn.Module) -> Tensor
     if any(layer.lengths().tobytes() != before.tobytes() for layer in layers[1:]):
         raise NotNative("the layers' lengths differ")
     held = [int(n) + 1 for n in before] * (x.shape[0] if before.size == 1 else 1)
-    offset = layers[0].offset(1)
-    last = _norm(norm, x)
-    blocks = [
-        _block(block, positions, layer, x, offset, max(held))
-        for (block, positions), layer in zip(modules, layers, strict=True)
-    ]
-    out = run(x, held, blocks, last)
+    known = decoder.known_blocks.last
+    if known is None or not known[0].serve(x):
+        known = _read(decoder, x)
+    (blocks, positions_of), offset, most = known, layers[0].offset(1), max(held)
+    waves = {positions: _waves(positions, x, offset) for positions in {*positions_of} if positions is not None}
+    places = [Place(*layer.room(most)) for layer in layers]
+    for place, positions in zip(places, positions_of, strict=True):
+        if positions is not None:
+            place.waves, place.pairs = waves[positions]
+    out = blocks.run(x, held, places)
     if _observers.THREAD.observers:
-        _notify([block for block, _ in modules], blocks, before)
+        _notify(decoder.blocks, blocks.blocks, places, before)
+    decoder.known_blocks.last = known
     for layer in layers:
         layer.grow()
     return out
 
 
-def _notify(modules: list[nn.Module], blocks: list[Block], before: np.ndarray) -> None:
+def _read(decoder: Decoder, x: Tensor) -> tuple[Blocks, list[nn.Module | None]]:
+    last, layers = _norm(decoder.norm, x), decoder._layers()
+    blocks = [_block(block, positions, x) for block, positions in layers]
+    modules = list(decoder.modules())
+    products = (getattr(module, "product", None) for module in modules)
+    unchanged = Unchanged(modules, [vars(product) for product in products if product is not None])
+    return Blocks(blocks, last, x, unchanged), [positions for _, positions in layers]
+
+
+def _notify(modules: Iterable[nn.Module], blocks: list[Block], places: list[Place], before: np.ndarray) -> None:
     """Notify observers of each block's call, with the mask that its cache would give."""
     masks: dict[Any, Any] = {}
     held = int(before.max()) + 1
-    for module, block in zip(modules, blocks, strict=True):
+    for module, block, place in zip(modules, blocks, places, strict=True):
         attention = cast(DecoderBlock, module).attention
         window = attention.config.window
         if window not in masks:
-            items = block.key_cache.shape[0]
+            items = place.key_cache.shape[0]
             masks[window] = in_order(joined(Causal(), window), before, NewRows.of(None, 1), held, items)
-        _observers.notify_step(attention, block.observed(held, "saccade.attention", mask=masks[window]))
+        _observers.notify_step(attention, place.observed(block, held, "saccade.attention", mask=masks[window]))
 
 
-def _block(
-    block: nn.Module, positions: nn.Module | None, layer: GrowingLayer, x: Tensor, offset: Any, needed: int
-) -> Block:
+def _block(block: nn.Module, positions: nn.Module | None, x: Tensor) -> Block:
     children, config = _bare(block, DecoderBlock), cast(DecoderBlock, block).config
     attention, feed_forward = children["attention"], cast(DecoderBlock, block).feed_forward
     if config.placement == "post" or config.cross is not None or not _idle(children["dropout"]):
@@ -107,7 +129,6 @@ def _block(
         raise NotNative("attention with a mechanism, a gate or projections of its own")
     if attention.positions is not None or (options.dropout and attention.training):
         raise NotNative("positions of a layer alone, or dropout")
-    key, value = layer.room(needed)
     made = Block(
         attention_norm=_norm(children["attention_norm"], x),
         query=_matrix(parts["projection"], x),
@@ -117,8 +138,6 @@ def _block(
         width=sizes.head,
         value_width=sizes.value_head,
         scale=sizes.head**-0.5 if options.scale is None else float(options.scale),
-        key_cache=key,
-        value_cache=value,
         query_norm=_norm(parts["query_norm"], x),
         key_norm=_norm(parts["key_norm"], x),
         parallel=config.placement == "parallel",
@@ -129,7 +148,10 @@ def _block(
     if attention.sizes[2] != made.kv_heads * made.value_width:
         raise NotNative("keys and values of different heads")
     if positions is not None:
-        _turn(made, positions, x, offset)
+        if not isinstance(positions, Rotary) or type(positions) not in _FORWARDS:
+            raise NotNative("positions other than rotary ones")
+        _bare(positions, type(positions))
+        made.interleaved = positions.layout == "interleaved"
     if feed_forward is not None:
         inside = _bare(feed_forward, FeedForward)
         if not _idle(inside["dropout"]):
@@ -141,13 +163,10 @@ def _block(
     return made
 
 
-def _turn(made: Block, positions: nn.Module, x: Tensor, offset: Any) -> None:
-    if not isinstance(positions, Rotary) or type(positions) not in _FORWARDS:
-        raise NotNative("positions other than rotary ones")
-    _bare(positions, type(positions))
-    cos, sin = positions.waves(x, offset)
-    made.waves, made.pairs = (cos.flatten(0, -2), sin.flatten(0, -2)), positions.turned // 2
-    made.interleaved = positions.layout == "interleaved"
+def _waves(positions: nn.Module, x: Tensor, offset: Any) -> tuple[tuple[Tensor, Tensor], int]:
+    rotary = cast(Rotary, positions)
+    cos, sin = (wave.flatten(0, -2).float().contiguous() for wave in rotary.waves(x, offset))
+    return (cos, sin), rotary.turned // 2
 
 
 def _bare(module: nn.Module, kind: type[nn.Module]) -> dict[str, Any]:
@@ -171,7 +190,9 @@ def _matrix(layer: nn.Module, x: Tensor) -> Matrix:
     weight = tensors.get("weight")
     if weight is None:
         raise NotNative("a weight that is no parameter")
-    return Matrix(product.integers(weight, x) or weight, tensors.get("bias"))
+    again = partial(product.integers, weight, x.new_empty(x.shape))
+    rounded = again()
+    return Matrix(rounded or weight, tensors.get("bias"), None if rounded is None else again)
 
 
 def _norm(module: nn.Module, x: Tensor) -> Norm:

@@ -20,7 +20,7 @@ from .._unknown_arguments import advised
 from ..positions import Offset, RotaryConfig
 from ._initial import begin_anew, divide_writers
 from ._ragged import refuse_with_nested, through_nested
-from ._step import native_step
+from ._step import KnownBlocks, native_step
 from .attention import Observation, check_tokens, check_weights
 from .blocks import Context, DecoderBlock, EncoderBlock
 from .cache import KVCache
@@ -240,6 +240,7 @@ class Decoder(Stack):
                 check_causal(one.attention)
         super().__init__(config, layers, final_norm=final_norm, checkpointing=checkpointing)
         self.causal = causal
+        self.known_blocks = KnownBlocks()
 
     @advised
     def forward(
@@ -288,7 +289,7 @@ class Decoder(Stack):
         self._check_context(x, context, context_mask, cache)
         one = plain and self.causal and not return_weights and x.shape[1:] == (1, self.config.width)
         if one and cache is not None:
-            step = native_step(x, cache, self._layers, self.norm)
+            step = native_step(x, cache, self)
             if step is not None:
                 return step
 
