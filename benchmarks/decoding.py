@@ -2,8 +2,9 @@
 
 Llamas with random weights, or a checkpoint of your own: `--model FOLDER`, of transformers' Llama or Gemma 3, and
 `--gguf FILE`, the same for llama.cpp. Each contender runs in a process of its own; the processes take turns, and
-numbers are medians. Tokens are not compared: with random weights and in few bits they differ. `--prompts 8` decodes
-texts of unequal lengths at once, in Saccade and CTranslate2.
+numbers are medians. A step ends with the logits, and the next token is always the same: choosing it is not what is
+compared, and with random weights and in few bits tokens differ. `--prompts 8` decodes texts of unequal lengths at
+once, in Saccade and CTranslate2.
 
     python -m pip install llama-cpp-python gguf ctranslate2    # llama.cpp builds for some minutes
 
@@ -176,13 +177,16 @@ def run_saccade(folder: Path, kind: str, length: int, new: int, count: int) -> t
     else:
         model = saccade.models.load(folder, dtype=torch.bfloat16, weights=kind)
     held = getattr(model, "module", model)
-    ids, caches = prompt(length), []
+    ids, caches = prompt(length).expand(count, -1), []
+    lengths = torch.tensor(unequal(length, count))
+    real = None if count == 1 else (torch.arange(length) >= length - lengths[:, None]).long()
     if held is not model:  # no family of its own: transformers' class
         return run_module(held, length, new, accelerate=True)
 
     def begin() -> Tensor:
         caches[:] = [model.cache()]
-        return model.next_logits(ids, None, caches[0]).argmax(-1, keepdim=True)
+        model.next_logits(ids, real, caches[0])
+        return ids[:, :1]
 
     with torch.inference_mode():
         begin()
@@ -193,7 +197,11 @@ def run_saccade(folder: Path, kind: str, length: int, new: int, count: int) -> t
             for tensor in (*module._parameters.values(), *module._buffers.values())
             if tensor is not None
         }
-        step = lambda token: model.next_logits(token, None, caches[0]).argmax(-1, keepdim=True)  # noqa: E731
+
+        def step(token: Tensor) -> Tensor:
+            model.next_logits(token, None, caches[0])
+            return token
+
         return *timed(begin, step, new), float(sum(read.values()))
 
 
@@ -213,10 +221,12 @@ def run_module(model: Any, length: int, new: int, accelerate: bool) -> tuple[flo
 
     def begin() -> Tensor:
         caches[:] = [transformers.DynamicCache(config=model.config)]
-        return step(ids)
+        step(ids)
+        return ids[:, :1]
 
     def step(token: Tensor) -> Tensor:
-        return model(token, past_key_values=caches[0], logits_to_keep=1).logits[:, -1:].argmax(-1)
+        model(token, past_key_values=caches[0], logits_to_keep=1)
+        return token
 
     read = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     if "weight" not in model.lm_head._parameters or not model.config.tie_word_embeddings:

@@ -689,6 +689,7 @@ int64_t step(Pointer x, Pointer out, int64_t items, int64_t width, int type, con
         layer.sink = f.address<float>(), layer.first = f.address<int64_t>();
         layer.key_cache = f.output(), layer.value_cache = f.output(), layer.int8_cache = f.next();
         layer.query_seen = const_cast<void*>(f.address<void>()), layer.out_seen = const_cast<void*>(f.address<void>());
+        layer.out = const_cast<void*>(f.address<void>());
         layer.scale = f.next_real(), layer.softcap = f.next_real();
         f.end();
         const int64_t joined = layer.key.features ? layer.heads * layer.width : layer.projected();
@@ -729,14 +730,14 @@ class Unchanged {
     }
 
     bool holds() const {
-        constexpr size_t ahead = 12;
         for (size_t n = 0; n < objects.size(); n++) {
-            if (n + ahead < objects.size()) __builtin_prefetch(objects[n + ahead].first);
+            if (n + 2 * ahead < objects.size()) __builtin_prefetch(objects[n + 2 * ahead].first);
             if ((PyObject*)Py_TYPE(objects[n].first) != objects[n].second) return false;
         }
         const std::pair<PyObject*, PyObject*>* entry = held.data();
         for (size_t n = 0; n < dicts.size(); n++) {
-            if (n + ahead < dicts.size()) __builtin_prefetch(dicts[n + ahead].dict), __builtin_prefetch((char*)dicts[n + ahead].dict + 32);
+            if (n + 2 * ahead < dicts.size()) __builtin_prefetch(dicts[n + 2 * ahead].dict);
+            if (n + ahead < dicts.size()) dicts[n + ahead].fetch_keys();
             if (PyDict_Size(dicts[n].dict) != dicts[n].size) return false;
             for (int64_t m = 0; m < dicts[n].count; m++, entry++)
                 if (PyDict_GetItem(dicts[n].dict, entry->first) != entry->second) return false;
@@ -745,7 +746,17 @@ class Unchanged {
     }
 
   private:
-    struct Dict { PyObject* dict; Py_ssize_t size; int64_t count; };
+    static constexpr size_t ahead = 8;
+    struct Dict {
+        PyObject* dict;
+        Py_ssize_t size;
+        int64_t count;
+        // CPython's dictionaries point at their keys from here. Where they do not, a needless line is fetched.
+        void fetch_keys() const {
+            const char* const keys = *reinterpret_cast<const char* const*>(reinterpret_cast<const char*>(dict) + 32);
+            for (int64_t line = 0; line < std::min<int64_t>(1 + (count ? size : 0) / 2, 10); line++) __builtin_prefetch(keys + 64 * line);
+        }
+    };
     std::vector<std::pair<PyObject*, PyObject*>> objects, held;
     std::vector<Dict> dicts;
 };

@@ -361,6 +361,7 @@ struct StepLayer {
     Output key_cache, value_cache;       // of the step's type, or rows of 8 bits; the new token's slot, held - 1, is written
     bool int8_cache = false;
     void *query_seen = nullptr, *out_seen = nullptr;  // (R, Hq, D) and (R, Hq, Dv): attention's, written for observers; or null
+    void* out = nullptr;  // (R, E): the layer's output, of which the next layer reads what was written; or null
     float scale = 1, softcap = 0;
     Activation activation = gelu;
     bool parallel = false, interleaved = false;

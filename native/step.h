@@ -38,10 +38,13 @@ template <class T> class StepPass {
         x = at, normed = x + R * E, read = normed + R * E, fed = read + R * E;
         wide = fed + R * E, inner = wide + R * most, heads = inner + R * most;
         given = reinterpret_cast<T*>(heads + R * most);
-        for (int64_t n = 0; n < R * E; n += lanes) store_from_float(x + n, load_as_float(static_cast<const T*>(call.x) + n, R * E - n), R * E - n);
-        for (int64_t n = 0; n < call.layer_count; n++) block(call.layers[n]);
+        read_in(call.x);
+        for (int64_t n = 0; n < call.layer_count; n++) {
+            block(call.layers[n]);
+            if (call.layers[n].out) convert(x, R * E, static_cast<T*>(call.layers[n].out)), read_in(call.layers[n].out);
+        }
         if (call.norm.kind != StepNorm::none) norm(call.norm, x, x, R, E);
-        for (int64_t n = 0; n < R * E; n += lanes) store_from_float(static_cast<T*>(call.out) + n, load_as_float(x + n, R * E - n), R * E - n);
+        convert(x, R * E, static_cast<T*>(call.out));
         return odd;
     }
 
@@ -52,6 +55,10 @@ template <class T> class StepPass {
     float *x = nullptr, *normed = nullptr, *read = nullptr, *fed = nullptr;  // (R, E)
     float *wide = nullptr, *inner = nullptr, *heads = nullptr;               // (R, most)
     T* given = nullptr;  // (R, most): queries, then outputs, as attention takes and gives them
+
+    void read_in(const void* from) {
+        for (int64_t n = 0; n < R * E; n += lanes) store_from_float(x + n, load_as_float(static_cast<const T*>(from) + n, R * E - n), R * E - n);
+    }
 
     void block(const StepLayer& layer) {
         norm(layer.attention_norm, x, normed, R, E);

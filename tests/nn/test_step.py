@@ -16,9 +16,9 @@ import saccade
 from native.test_groups import FORMS as GROUPED, made
 from saccade import Padding, Window
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, Int8Rows
-from saccade.operator import _native_step
 from saccade.operator._backends.native import _kernels
 from saccade.operator._products import unrounded
+from saccade.operator.nn import _step
 from saccade.operator.nn._linear import packed_weights
 from saccade.operator.nn._rounded import FORMS, Rounding
 from saccade.positions import RotaryConfig, YaRNScaling
@@ -29,18 +29,18 @@ pytestmark = pytest.mark.skipif(_kernels.module is None, reason="no native kerne
 @contextlib.contextmanager
 def native_steps():
     """Counts the steps that were computed natively."""
-    original, taken = _native_step.Blocks.run, []
+    original, taken = _step.run, []
 
     def run(*args):
         out = original(*args)
         taken.append(out)
         return out
 
-    _native_step.Blocks.run = run
+    _step.run = run
     try:
         yield taken
     finally:
-        _native_step.Blocks.run = original
+        _step.run = original
 
 
 def perturbed(decoder):

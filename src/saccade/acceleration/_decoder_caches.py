@@ -45,10 +45,15 @@ class GrowingBuffers:
             return known
         return Buffer(layer.keys, layer.values, layer.sliding_window - 1 if sliding else None)
 
+    def knows(self, layer: Any, buffer: Buffer) -> bool:
+        """Whether this buffer is already the layer's."""
+        return self._held.get(layer) is buffer
+
     def grow(self, layer: Any, buffer: Buffer) -> None:
         """Give the layer the token that was written into its buffer."""
         buffer.grow(layer)
-        self._held[layer] = buffer
+        if not self.knows(layer, buffer):
+            self._held[layer] = buffer
 
 
 class Buffer:
@@ -60,9 +65,13 @@ class Buffer:
         self._whole = tuple(_grown(tensor, self.size) for tensor in (keys, values))
         self.keys, self.values = keys, values
 
+    def held(self) -> int:
+        """Tokens of the layer, the next one among them."""
+        return self.stop + 1 - self.start
+
     def with_new(self) -> tuple[Tensor, Tensor]:
         """Views (R, Hkv, K + 1, D) of all tokens and the next one's slot."""
-        key, value = (whole.narrow(2, self.start, self.stop + 1 - self.start) for whole in self._whole)
+        key, value = (whole.narrow(2, self.start, self.held()) for whole in self._whole)
         return key, value
 
     def grow(self, layer: Any) -> None:
@@ -87,15 +96,17 @@ class SharedArguments:
 
     def __init__(self) -> None:
         self._known: tuple[Tensor, int | None, Tensor] | None = None
-        self._waves: tuple[Any, list[int | None], tuple[Tensor, Tensor]] | None = None
+        self._waves: list[tuple[Any, list[int | None], tuple[Tensor, Tensor]]] = []
 
     def waves(self, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """cos and sin as float32 (items, D)."""
-        known, versions = self._waves, [_version(wave) for wave in given]
-        if known is None or known[0] is not given or None in versions or known[1] != versions:
-            cos, sin = (wave.flatten(0, -2).float().contiguous() for wave in given)
-            self._waves = known = given, versions, (cos, sin)
-        return known[2]
+        versions = [_version(wave) for wave in given]
+        for known, before, waves in self._waves:
+            if known is given and None not in versions and before == versions:
+                return waves
+        cos, sin = (wave.flatten(0, -2).float().contiguous() for wave in given)
+        self._waves = [*self._waves[-1:], (given, versions, (cos, sin))]  # of layers with windows, and of those without
+        return cos, sin
 
     def first(self, mask: Tensor, items: int, keys: int) -> Tensor:
         """int64 (R,).

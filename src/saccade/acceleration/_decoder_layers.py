@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from ..interception._hooks.transformers import meaning_of
 from ..operator import _observers
-from ..operator._native_step import Block, Blocks, Matrix, Norm, NotNative, Place, check_call
+from ..operator._native_step import Block, Blocks, Matrix, Norm, NotNative, Place, check_call, run
 from ..operator._products import unrounded
 from ..operator._unchanged import Unchanged
+from ._ahead import LayerStep
 from ._decoder_caches import Buffer, GrowingBuffers, SharedArguments
 from ._decoder_forms import Linear, Parts, eps_of
 from ._effects import CHANGES, same_random_numbers
@@ -33,7 +34,7 @@ from ._thread import THREAD, counted
 _FREE = "position_ids", "cache_position", "use_cache"  # arguments that a layer does not compute with
 _HEAD = "head_dim", "head_size"  # of most, and of those with projections by head
 _CACHES = "past_key_values", "layer_past"
-_TAKEN = {"hidden_states", "attention_mask", "position_embeddings", *_CACHES, *_FREE}
+_TAKEN = {"attention_mask", "position_embeddings", *_CACHES, *_FREE}
 _TRIALS = 3  # random inputs beside those of the call that is compared
 
 
@@ -61,7 +62,7 @@ class DecoderLayer(PaddedLayer):
         out = None
         if self.step_state in (NOT_CALLED, PROVED) and not torch.compiler.is_compiling() and THREAD.held.on:
             named = dict(zip(self.names, args, strict=False)) | kwargs
-            x = named.get("hidden_states")
+            x = named.pop("hidden_states", None)
             cached = len(args) <= len(self.names) and getattr(named.get(self._cache), "layers", None)
             if cached and isinstance(x, Tensor):
                 out = self._step(x, named)
@@ -77,33 +78,48 @@ class DecoderLayer(PaddedLayer):
         """The output, by the native step or, where that is to be proved, by the modules; None: neither."""
         try:
             with torch._C.DisableTorchFunction():  # modes that only observe would follow each function of a step
+                step = self.stack.ahead.take(self.place, x, named)
+                if step is not None and bool(_observers.THREAD.observers) == (step.place.seen is not None):
+                    return self._taken(step, x, named)
                 check_call(x)
                 if x.dim() != 3 or x.shape[1] != 1:
                     return None
-                self._steps_left -= 1
-                proved = self.step_state == PROVED and self._steps_left >= 0
-                known = self._read if proved and self._read is not None and self._still(self._read, x) else None
-                if known is None and (self.module.training or self.watched() is not None):
+                if self._stays(x):
+                    return self._taken(self._native(x, named), x, named)
+                if self.module.training or self.watched() is not None:
                     return None
-                if known is None and not self.structure.intact():
+                if not self.structure.intact():
                     self.step_state = REPLACED
                     return None
-                if known is not None or (proved and self.structure.keeps_values()):
-                    layer, buffer, place, out = self._native(x, named, known or self._read_anew(x))
-                    self._buffers.grow(layer, buffer)
-                    if _observers.THREAD.observers:
-                        self._notify(place, named.get("attention_mask"))
-                    counted("native", "", False)
-                    return out
+                if self.step_state == PROVED and self._steps_left > 0 and self.structure.keeps_values():
+                    self._read = self._read_anew(x)
+                    return self._taken(self._native(x, named), x, named)
                 with _observers.aside():
                     alike = self._is_same(x, named)
         except NotNative:
             return None
-        return self._settled(alike, named)
+        return self._settled(alike, x, named)
 
-    def _still(self, read: tuple[Blocks, int], x: Tensor) -> bool:
-        """Whether what the last step read is what this one would, of a layer that nobody hooks or changes."""
-        return self.unwatched() and self.structure.keeps_lists() and read[0].serve(x)
+    def _stays(self, x: Tensor) -> bool:
+        """Whether a step with x is computed natively from what the last one read."""
+        return (
+            self.step_state == PROVED
+            and self._steps_left > 0
+            and self._read is not None
+            and self.outside() is None
+            and self.structure.keeps_lists()
+            and self._read[0].serve(x)
+        )
+
+    def _taken(self, step: LayerStep, x: Tensor, named: dict[str, Any]) -> Tensor:
+        """The output of a native step, which now has happened."""
+        self._steps_left -= 1
+        self._buffers.grow(step.layer, step.buffer)
+        if step.place.seen is not None:
+            self._notify(step.place, named.get("attention_mask"))
+        counted("native", "", False)
+        self.stack.ahead.called(self.place, self is self.stack.layers[-1], self.module, x, named, step.out)
+        return step.out
 
     def _notify(self, place: Place, mask: Any) -> None:
         """Notify observers of the call that transformers' attention function would report."""
@@ -114,22 +130,40 @@ class DecoderLayer(PaddedLayer):
         asked = {"mask": meaning.mask, "bias": meaning.bias, "real": meaning.real, "module": attention}
         _observers.notify_step(attention, place.observed(block, held, "transformers sdpa_attention_forward", **asked))
 
-    def _native(self, x: Tensor, named: dict[str, Any], read: tuple[Blocks, int]) -> tuple[Any, Buffer, Place, Tensor]:
-        blocks, index = read
+    def _native(self, x: Tensor, named: dict[str, Any]) -> LayerStep:
+        """A step, and ahead of their calls those of the layers that have followed this one."""
+        layers, places = [self], [self._place(x, named)]
+        for after in self.stack.layers[self.place + 1 :]:
+            if not (isinstance(after, DecoderLayer) and self.stack.ahead.follows(after.place) and after._stays(x)):
+                break
+            layer, buffer, place = after._place(x, named)
+            if not self._buffers.knows(layer, buffer) or buffer.held() != places[0][1].held():
+                break
+            layers.append(after)
+            places.append((layer, buffer, place))
+        parts = [cast(tuple[Blocks, int], layer._read)[0] for layer in layers]
+        outs = run(x, [places[0][1].held()] * x.shape[0], parts, [place for *_, place in places])
+        steps = [LayerStep(*read, out) for read, out in zip(places, outs, strict=True)]
+        for after, step, given in zip(layers[1:], steps[1:], outs, strict=False):
+            self.stack.ahead.add(after.place, given, named, step)
+        return steps[0]
+
+    def _place(self, x: Tensor, named: dict[str, Any]) -> tuple[Any, Buffer, Place]:
+        """Where a step reads and writes: the layer of the cache, the buffer with room, and their place."""
+        assert self._read is not None
         if any(value is not None and value is not False and name not in _TAKEN for name, value in named.items()):
             raise NotNative("other arguments")
-        if index >= len(named[self._cache].layers):
+        if self._read[1] >= len(named[self._cache].layers):
             raise NotNative("a cache without tokens")
-        layer = named[self._cache].layers[index]
+        layer = named[self._cache].layers[self._read[1]]
         buffer = self._buffers.room(layer)
         place = Place(*buffer.with_new())
-        held = place.key_cache.shape[2]
         waves, mask = named.get("position_embeddings"), named.get("attention_mask")
         if mask is not None:
-            place.first = self._shared.first(mask, x.shape[0], held)
+            place.first = self._shared.first(mask, x.shape[0], buffer.held())
         if waves is not None:
             place.waves, place.pairs = self._shared.waves(waves), waves[0].shape[-1] // 2
-        return layer, buffer, place, blocks.run(x, [held] * x.shape[0], [place])
+        return layer, buffer, place
 
     def _read_anew(self, x: Tensor) -> tuple[Blocks, int]:
         """The layer as it is now, and which layer of a cache is its own."""
@@ -171,15 +205,15 @@ class DecoderLayer(PaddedLayer):
             query_norm=norms[4],
             key_norm=norms[5],
         )
-        linears = [part for part in parts.linears() if isinstance(part, PackedLinear)]
-        beside = [*self.structure.inside(), *map(vars, linears), *(vars(linear.product) for linear in linears)]
-        self._read = Blocks([block], Norm(), x, Unchanged(self.module.modules(), beside)), index
-        return self._read
+        products = [vars(part.product) for part in parts.linears() if isinstance(part, PackedLinear)]
+        beside = [*self.structure.inside(), *products]
+        return Blocks([block], Norm(), x, Unchanged(self.module.modules(), beside)), index
 
-    def _settled(self, alike: bool | str, named: dict[str, Any]) -> Any:
+    def _settled(self, alike: bool | str, x: Tensor, named: dict[str, Any]) -> Any:
         """The layer's own output; from now on the state tells whether the native one is the same."""
         self.structure.remember_values()
-        out = self.plain(**named)
+        out = self.plain(hidden_states=x, **named)
+        self.stack.ahead.called(self.place, self is self.stack.layers[-1], self.module, x, named, out)
         if self.structure.unknown is not None or not self.structure.keeps_values():
             self.step_state = self.structure.unknown or CHANGES
         elif alike is not True:
@@ -204,9 +238,11 @@ class DecoderLayer(PaddedLayer):
 
     def _same_step(self, x: Tensor, named: dict[str, Any]) -> bool:
         """Whether both ways give the same output, key and value; the cache stays as it is."""
-        layer, buffer, _, got = self._native(x, named, self._read_anew(x))
+        self._read = self._read_anew(x)
+        layer, buffer, place = self._place(x, named)
+        (got,) = run(x, [buffer.held()] * x.shape[0], [self._read[0]], [place])
         own = _copied(named[self._cache])
-        expected = self.plain(**named | {"hidden_states": x, self._cache: own})
+        expected = self.plain(hidden_states=x, **named | {self._cache: own})
         cache = own.layers[named[self._cache].layers.index(layer)]
         key, value = buffer.with_new()
         new = ((key[:, :, -1], cache.keys[:, :, -1]), (value[:, :, -1], cache.values[:, :, -1]))

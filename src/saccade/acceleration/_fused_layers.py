@@ -165,22 +165,11 @@ class FusedLayer(ReplacedMethod):
             return INTERRUPTED
         return self.watched() if all(map(is_plain, args)) else "was called with what is no plain tensor on a CPU"
 
-    def unwatched(self) -> bool:
-        """Whether nothing outside of the module asks for its own call, as hooks of all modules do."""
-        return (
-            self.active
-            and not (_of_all._global_forward_hooks or _of_all._global_forward_pre_hooks)
-            and _called() == _CALLED
-        )
-
     def watched(self) -> str | None:
         """The reason to run the original module: hooks, dropout in training and the like; None if there is none."""
-        if not self.active:
-            return "the block is over"
-        if _of_all._global_forward_hooks or _of_all._global_forward_pre_hooks:
-            return "forward hooks for all modules are set"
-        if _called() != _CALLED:
-            return _PATCHED
+        outside = self.outside()
+        if outside is not None:
+            return outside
         for part in self._watched:
             before, after = part._forward_pre_hooks, part._forward_hooks
             if (before or after) and not _observers.passive(before, after):
@@ -188,6 +177,14 @@ class FusedLayer(ReplacedMethod):
             if isinstance(part, nn.Dropout) and part.training and part.p:
                 return DROPOUT
         return None
+
+    def outside(self) -> str | None:
+        """A reason to run the original module that lies outside of it; None if there is none."""
+        if not self.active:
+            return "the block is over"
+        if _of_all._global_forward_hooks or _of_all._global_forward_pre_hooks:
+            return "forward hooks for all modules are set"
+        return _PATCHED if _called() != _CALLED else None
 
 
 def is_replacement(forward: Any) -> bool:

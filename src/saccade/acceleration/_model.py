@@ -80,7 +80,7 @@ class AcceleratedModel:
             self._refusing = None
         for layer in self.layers:
             if isinstance(layer, PaddedLayer):
-                layer.padded.forget()
+                layer.stack.forget()
         for product in self._own:
             product.weights = None
         for product in (*self._own, *(linear.product for _, linear in self._linears())):

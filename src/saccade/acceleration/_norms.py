@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..operator._products import chained
-from ._fused_layers import NOT_CALLED, OTHER, Activated, ProvedLayer, Residual
+from ._fused_layers import ARGUMENTS, NOT_CALLED, OTHER, Activated, ProvedLayer, Residual
 
 
 class RootMeanSquare(ProvedLayer):
@@ -24,10 +24,13 @@ class RootMeanSquare(ProvedLayer):
         super().__init__(name, module)
         self._eps, self._added = eps, 0.0
 
+    def _why_not(self, args: tuple[Any, ...]) -> str | None:
+        refused = super()._why_not(args)
+        fits = len(args) == 1 and (refused or args[0].dtype == self.module.weight.dtype == torch.float32)
+        return refused if fits else ARGUMENTS
+
     def compute(self, *args: Any) -> Tensor | None:
         weight: Tensor = self.module.weight  # type: ignore[assignment]
-        if len(args) != 1 or args[0].dtype != weight.dtype or args[0].dtype != torch.float32:
-            return None
         if self._added:
             weight = weight + self._added
         return torch.rms_norm(args[0], weight.shape, weight, getattr(self.module, self._eps))

@@ -29,7 +29,8 @@ from ._unchanged import Unchanged
 
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-_READ = Tensor.data_ptr, Tensor.size, Tensor.stride, Tensor.dtype.__get__, Tensor.is_neg  # fast to call
+_DTYPE: Any = Tensor.dtype
+_READ = Tensor.data_ptr, Tensor.size, Tensor.stride, _DTYPE.__get__, Tensor.is_neg  # fast to call
 _CALL = nn.Module.__call__
 _OF_ALL = torch.nn.modules.module
 
@@ -51,8 +52,8 @@ class Norm:
 
 @dataclass
 class Matrix:
-    """A weight (F, E), as it is or rounded to integers, and its bias (F,). `again` gives a weight that is a copy, renewed
-    if what it is a copy of has changed."""
+    """A weight (F, E), as it is or rounded to integers, and its bias (F,). Of a weight that is a copy `again` gives it,
+    renewed if the weight has changed."""
 
     weight: Tensor | Int8Weight | GroupedWeight
     bias: Tensor | None = None
@@ -160,9 +161,8 @@ class Blocks:
         self._kept: list[Any] = []  # what else the addresses are of
         self._again: list[tuple[Callable[[], Any], Any]] = []
         read = [self._row(block, x) for block in blocks]
-        last_row, last_reals = self._norm(last, x.shape[2], x)
-        self._rows, self._last = [row for row, _ in read], last_row
-        self._reals = [reals for _, reals in read] + [last_reals]
+        self.last, self.last_reals = self._norm(last, x.shape[2], x)
+        self.rows, self.reals = [row for row, _ in read], [reals for _, reals in read]
         self._state = self._seen()
 
     def serve(self, x: Tensor) -> bool:
@@ -175,34 +175,6 @@ class Blocks:
             and self._seen() == self._state
             and all(again() is weight for again, weight in self._again)
         )
-
-    def run(self, x: Tensor, held: list[int], places: list[Place]) -> Tensor:
-        """x (R, 1, E) through the blocks and the last norm; each cache gets the new token in slot `held[r] - 1`.
-
-        Raises:
-            NotNative: if a weight is of another kind, or a number that is not finite came to a product of bytes.
-        """
-        x, most = x.contiguous(), max(held)
-        kept: list[Any] = []
-        moving = [_moving(*given, x, most, kept) for given in zip(self.blocks, places, strict=True)]
-        out = torch.empty_like(x)
-        try:
-            odd = _kernels.module.step(
-                x.data_ptr(),
-                out.data_ptr(),
-                x.shape[0],
-                x.shape[2],
-                DTYPES[x.dtype],
-                held,
-                [*map(add, self._rows, moving), self._last],
-                self._reals,
-                torch.get_num_threads(),
-            )
-        except ValueError as error:  # sizes that do not fit together: the modules say which
-            raise NotNative(str(error)) from None
-        if odd:
-            raise NotNative("numbers that are not finite came to a product of bytes")
-        return out
 
     def _seen(self) -> tuple[list[Any], ...]:
         """Where the tensors' numbers are, and how they lie."""
@@ -277,7 +249,42 @@ class Blocks:
         return [kind, features, weight.packed.data_ptr(), bias, weight.scales.data_ptr()]
 
 
-def _moving(block: Block, place: Place, x: Tensor, held: int, kept: list[Any]) -> list[int]:
+def run(x: Tensor, held: list[int], parts: list[Blocks], places: list[Place]) -> list[Tensor]:
+    """x (R, 1, E) through the blocks of all parts, each with its last norm; caches get the new token in slot
+    `held[r] - 1`. Of parts before the last one only such as have one block and no norm.
+
+    Returns:
+        The output (R, 1, E) of each part.
+
+    Raises:
+        NotNative: if a weight is of another kind, or a number that is not finite came to a product of bytes.
+    """
+    x, most = x.contiguous(), max(held)
+    kept: list[Any] = []
+    outs = [torch.empty_like(x) for _ in parts]
+    blocks = [block for part in parts for block in part.blocks]
+    ends = [out.data_ptr() for out in outs[:-1]] + [0] * len(parts[-1].blocks)
+    moving = [_moving(*given, x, most, kept) for given in zip(blocks, places, ends, strict=True)]
+    try:
+        odd = _kernels.module.step(
+            x.data_ptr(),
+            outs[-1].data_ptr(),
+            x.shape[0],
+            x.shape[2],
+            DTYPES[x.dtype],
+            held,
+            [*map(add, [row for part in parts for row in part.rows], moving), parts[-1].last],
+            [reals for part in parts for reals in part.reals] + [parts[-1].last_reals],
+            torch.get_num_threads(),
+        )
+    except ValueError as error:  # sizes that do not fit together: the modules say which
+        raise NotNative(str(error)) from None
+    if odd:
+        raise NotNative("numbers that are not finite came to a product of bytes")
+    return outs
+
+
+def _moving(block: Block, place: Place, end: int, x: Tensor, held: int, kept: list[Any]) -> list[int]:
     """The fields of a layer that change from step to step, which follow the others."""
     numbers = [0, 0, 0, 0]
     if place.waves is not None:
@@ -299,9 +306,9 @@ def _moving(block: Block, place: Place, x: Tensor, held: int, kept: list[Any]) -
         numbers += [cache.data_ptr(), *strides[:3]]
     numbers.append(in_bytes)
     if not _observers.THREAD.observers:
-        return [*numbers, 0, 0]
+        return [*numbers, 0, 0, end]
     if in_bytes:
         raise NotNative("observers read keys and values as floats")
     query, out = (x.new_empty(x.shape[0], block.heads, 1, size) for size in (block.width, block.value_width))
     place.seen = query, out
-    return [*numbers, query.data_ptr(), out.data_ptr()]
+    return [*numbers, query.data_ptr(), out.data_ptr(), end]

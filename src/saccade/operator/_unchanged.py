@@ -27,7 +27,8 @@ class Unchanged:
     def __init__(self, modules: Iterable[nn.Module], beside: Iterable[Mapping[str, Any]] = ()):
         parts = list(modules)
         self._kinds = tuple(x for part in parts for x in (part, type(part)))
-        self._methods = {kind: (kind.forward, kind.__call__) for kind in set(map(type, parts))}
+        kinds: set[Any] = set(map(type, parts))
+        self._methods = {kind: (kind.forward, kind.__call__) for kind in kinds}
         entries: list[Any] = []
         for part in parts:
             own = vars(part)

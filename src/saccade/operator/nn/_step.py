@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .. import _observers
 from .._masks import Causal
-from .._native_step import Block, Blocks, Matrix, Norm, NotNative, Place, check_bare, check_call
+from .._native_step import Block, Blocks, Matrix, Norm, NotNative, Place, check_bare, check_call, run
 from .._unchanged import Unchanged
 from ..positions import Rotary
 from ..positions.rotary import StoredRotary
@@ -86,7 +86,7 @@ def _step(x: Tensor, cache: KVCache, decoder: Decoder) -> Tensor:
     for place, positions in zip(places, positions_of, strict=True):
         if positions is not None:
             place.waves, place.pairs = waves[positions]
-    out = blocks.run(x, held, places)
+    (out,) = run(x, held, [blocks], places)
     if _observers.THREAD.observers:
         _notify(decoder.blocks, blocks.blocks, places, before)
     decoder.known_blocks.last = known
