@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from saccade.nn import AttentionConfig, BlockConfig, Decoder
 from saccade.operator import _observers
 from saccade.operator._backends.native import _kernels
 from saccade.positions import RotaryConfig
+from saccade.see.monitoring import _watch
 
 pytestmark = pytest.mark.skipif(_kernels.module is None, reason="no native kernels")
 STEPS, WIDTH = 37, 30
@@ -171,3 +174,29 @@ def test_what_begins_inside_a_step_or_edits_gets_the_modules(taken):
     assert str(outer) == str(inner)
     kept = inner.kept["blocks.2.attention"]
     assert torch.allclose(kept.out, saccade.attention(kept.query, kept.key, kept.value, softcap=7.0), atol=1e-5)
+
+
+def test_another_thread_reads_a_watch_that_runs(monkeypatch):
+    """Two threads never add up at once: numbers would be lost or counted twice."""
+    steps, inside, most = Steps(), [], []
+    real = _watch.steps_together
+
+    def slow(waiting):
+        inside.append(None)
+        most.append(len(inside))
+        time.sleep(0.002)
+        inside.pop()
+        return real(waiting)
+
+    monkeypatch.setattr(_watch, "steps_together", slow)
+    monkeypatch.setattr(_watch, "_TOGETHER", 5)
+    with saccade.watch(steps.model) as watch:
+        over = threading.Event()
+        reading = threading.Thread(target=lambda: [watch.aggregates for _ in iter(over.is_set, True)])
+        reading.start()
+        steps.run()
+        over.set()
+        reading.join()
+    assert max(most) == 1
+    counts = {one.count for heads in watch.aggregates.values() for one in (heads[0]["entropy"],)}
+    assert counts == {2 * (5 + STEPS)}

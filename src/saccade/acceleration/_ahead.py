@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..operator import _observers
 from ..operator._native_step import Place
 from ._decoder_caches import Buffer
 
@@ -68,7 +69,7 @@ class StepsAhead:
 
     def called(self, place: int, last: bool, module: nn.Module, x: Tensor, named: dict[str, Any], out: Tensor) -> None:
         """Note a step of a layer; `last` of its stack."""
-        before, bare = self._last, not (module._forward_hooks or module._forward_pre_hooks)
+        before, bare = self._last, _observers.passive(module._forward_pre_hooks, module._forward_hooks)
         after = before is not None and before.place == place - 1 and before.out is x and _alike(before.named, named)
         self._follows[place] = after and bare
         self._last = _Call(place, named, out) if bare and not last else None  # it holds the cache

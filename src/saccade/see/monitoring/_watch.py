@@ -6,6 +6,7 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, Lq / Lk lengths.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -32,6 +33,7 @@ from ._walk import ModuleWalk
 
 Chosen = Callable[[CallSite, int], bool]
 _TOGETHER = 1024  # calls
+_ADDING = threading.RLock()  # another thread may read a watch that runs
 NO_GRAPH = "gradients=True, but the call has no graph (no_grad, or a reentrant checkpoint)"
 
 
@@ -88,7 +90,7 @@ class ModelWatch(Observations):
     @property
     def _places(self) -> dict[str, SiteObservations]:
         self._add_up()
-        return self._known
+        return dict(self._known)  # which the watched thread may add to
 
     @property
     def alarms(self) -> list[Alarm]:
@@ -141,11 +143,12 @@ class ModelWatch(Observations):
         place = self._site_observations(site, call.query.shape[1])
         numbers = step_numbers(call) if self._together and not keep and not call.rows_unknown else None
         if numbers is not None:
-            if self._waiting and len(self._waiting[-1].numbers.norms) != len(numbers.norms):
-                self._add_up()  # alarms read the calls of a place in their order
-            self._waiting.append(StepRecord(site, step, numbers))
-            if len(self._waiting) >= _TOGETHER:
-                self._add_up()
+            with _ADDING:
+                if self._waiting and len(self._waiting[-1].numbers.norms) != len(numbers.norms):
+                    self._add_up()  # alarms read the calls of a place in their order
+                self._waiting.append(StepRecord(site, step, numbers))
+                if len(self._waiting) >= _TOGETHER:
+                    self._add_up()
             return None
         self._add_up()
         measured, out_norm = observed(call, self._request)
@@ -170,10 +173,12 @@ class ModelWatch(Observations):
 
     def _add_up(self) -> None:
         """Add up the numbers of calls of one query, those of many steps at once."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+        if not self._waiting:
             return
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with _ADDING, torch.no_grad(), torch._C.DisableTorchFunction():
+            waiting, self._waiting = self._waiting, []
+            if not waiting:
+                return
             try:
                 parts = steps_together(waiting)
                 for part in parts:
