@@ -41,7 +41,7 @@ def seldom_proved(monkeypatch):
 def model_of(kind, **options):
     torch.manual_seed(0)
     sizes = {name: size for name, size in SIZES.items() if not (kind == "GPTNeoX" and name == "num_key_value_heads")}
-    config = getattr(transformers, f"{kind}Config")(**sizes, **MORE, **options)
+    config = getattr(transformers, f"{kind}Config")(**sizes | MORE | options)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
@@ -225,6 +225,55 @@ def test_a_bias_whose_copy_is_read_is_read_anew():
             steps.agrees()
             steps.agrees()
         assert run.backends["native"] >= 2 * 6
+
+
+def other_values(x, cache):
+    cache.layers[1].values = 2 * cache.layers[1].values
+    return x
+
+
+# What happens behind the first of three layers, at steps in which layers are computed ahead of their calls.
+BETWEEN = {
+    "nothing": lambda x, cache: x,
+    "a write": lambda x, cache: x.mul_(0.5),
+    "a write that is not counted": lambda x, cache: (x.data.mul_(0.5), x)[1],
+    "another input": lambda x, cache: 0.5 * x,
+    "other values": other_values,
+    "the end": lambda x, cache: None,
+    "other positions": lambda x, cache: x,
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", BETWEEN)
+def test_steps_ahead_are_used_only_for_what_they_were_computed_for(name, mode, monkeypatch):
+    model, calls = model_of("Llama", num_hidden_layers=3), []
+    layers, rotary = model.model.layers, model.model.rotary_emb
+    tokens = torch.randn(2, 16, 192, generator=torch.Generator().manual_seed(1))
+
+    def run():
+        cache, found = transformers.DynamicCache(), []
+        for n in range(16):
+            x, place = tokens[:, n : n + 1].clone(), torch.full((1, 1), n)
+            waves, others = rotary(x, place), rotary(x, place + 1)
+            for index, layer in enumerate(layers):
+                turned = others if name == "other positions" and n % 4 == 3 and index == 1 else waves
+                x = layer(x, position_embeddings=turned, past_key_values=cache, attention_mask=None)
+                after = BETWEEN[name](x, cache) if n % 4 == 3 and index == 0 else x
+                if after is None:  # and a token that the other layers have not seen
+                    break
+                x = after
+            found.append(x.clone())
+        return torch.cat(found, 1)
+
+    native = _decoder_layers.run
+    monkeypatch.setattr(_decoder_layers, "run", lambda *args: calls.append(len(args[2])) or native(*args))
+    with mode():
+        want = run()
+        with saccade.accelerate(model) as accelerated:
+            close(run(), want)
+            assert accelerated.backends["native"] > 30
+    assert calls.count(2) + calls.count(3) >= 3  # who missed a token holds fewer, and does not follow
 
 
 @torch.no_grad()

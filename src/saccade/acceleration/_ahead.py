@@ -8,6 +8,7 @@ Shape legend: R items, E width.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ class LayerStep(NamedTuple):
 class _Computed(NamedTuple):
     step: LayerStep
     x: Tensor  # the input that it was computed for
-    written: int | Tensor  # how often x had been written to, or a copy where that is not counted
+    copy: Tensor  # which tells of writes that nobody counts
     named: dict[str, Any]
 
 
@@ -53,19 +54,27 @@ class StepsAhead:
         """Whether the layer at this place got the output and the arguments of the layer before it, in its last step."""
         return self._follows.get(place, False)
 
+    def begin(self) -> None:
+        """Steps are about to be computed: those that nobody has called for were computed in vain."""
+        self.stop(list(self._computed))
+        self._computed.clear()
+
+    def stop(self, places: Iterable[int]) -> None:
+        """The layers at these places follow no layer until they have done so again."""
+        self._follows.update(dict.fromkeys(places, False))
+
     def add(self, place: int, x: Tensor, named: dict[str, Any], step: LayerStep) -> None:
         """Keep a step of the layer at `place` for its call with x."""
-        self._computed[place] = _Computed(step, x, x.clone() if x.is_inference() else x._version, named)
+        self._computed[place] = _Computed(step, x, x.clone(), named)
 
     def take(self, place: int, x: Tensor, named: dict[str, Any]) -> LayerStep | None:
         """The step that was computed ahead for this call; None if there is none."""
         computed = self._computed.pop(place, None) if self._computed else None
         if computed is None or computed.x is not x or not _alike(computed.named, named):
             return None
-        written = computed.written
-        kept = torch.equal(written, x) if isinstance(written, Tensor) else written == x._version
-        (layer, buffer, _, _) = computed.step
-        return computed.step if kept and buffer.keys is layer.keys and buffer.values is layer.values else None
+        layer, buffer, _, _ = computed.step
+        kept = buffer.keys is layer.keys and buffer.values is layer.values and torch.equal(computed.copy, x)
+        return computed.step if kept else None
 
     def called(self, place: int, last: bool, module: nn.Module, x: Tensor, named: dict[str, Any], out: Tensor) -> None:
         """Note a step of a layer; `last` of its stack."""

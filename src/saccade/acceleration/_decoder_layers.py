@@ -132,9 +132,10 @@ class DecoderLayer(PaddedLayer):
 
     def _native(self, x: Tensor, named: dict[str, Any]) -> LayerStep:
         """A step, and ahead of their calls those of the layers that have followed this one."""
-        layers, places = [self], [self._place(x, named)]
+        ahead, layers, places = self.stack.ahead, [self], [self._place(x, named)]
+        ahead.begin()
         for after in self.stack.layers[self.place + 1 :]:
-            if not (isinstance(after, DecoderLayer) and self.stack.ahead.follows(after.place) and after._stays(x)):
+            if not (isinstance(after, DecoderLayer) and ahead.follows(after.place) and after._stays(x)):
                 break
             layer, buffer, place = after._place(x, named)
             if not self._buffers.knows(layer, buffer) or buffer.held() != places[0][1].held():
@@ -142,10 +143,14 @@ class DecoderLayer(PaddedLayer):
             layers.append(after)
             places.append((layer, buffer, place))
         parts = [cast(tuple[Blocks, int], layer._read)[0] for layer in layers]
-        outs = run(x, [places[0][1].held()] * x.shape[0], parts, [place for *_, place in places])
+        try:
+            outs = run(x, [places[0][1].held()] * x.shape[0], parts, [place for *_, place in places])
+        except NotNative:
+            ahead.stop(layer.place for layer in layers)  # one of them is the reason
+            raise
         steps = [LayerStep(*read, out) for read, out in zip(places, outs, strict=True)]
         for after, step, given in zip(layers[1:], steps[1:], outs, strict=False):
-            self.stack.ahead.add(after.place, given, named, step)
+            ahead.add(after.place, given, named, step)
         return steps[0]
 
     def _place(self, x: Tensor, named: dict[str, Any]) -> tuple[Any, Buffer, Place]:
