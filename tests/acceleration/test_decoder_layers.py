@@ -7,6 +7,7 @@ import torch
 
 import saccade
 from saccade.acceleration import _decoder_layers
+from saccade.acceleration._ahead import StepsAhead
 from saccade.operator._backends.native import _kernels
 from saccade.operator.nn._rounded import Rounding
 
@@ -225,6 +226,17 @@ def test_a_bias_whose_copy_is_read_is_read_anew():
             steps.agrees()
             steps.agrees()
         assert run.backends["native"] >= 2 * 6
+
+
+@torch.no_grad()
+def test_layers_that_step_together_give_the_bits_of_one_by_one(monkeypatch):
+    """Between layers numbers are rounded to bfloat16, though they stay in the kernel."""
+    model = model_of("Mistral", num_hidden_layers=3).bfloat16()
+    with saccade.accelerate(model):
+        logits(model)  # in which the modules compute a step for the proof
+        together = logits(model)
+        monkeypatch.setattr(StepsAhead, "follows", lambda self, place: False)
+        assert torch.equal(logits(model), together)
 
 
 def other_values(x, cache):
