@@ -61,9 +61,10 @@ def ask(question: Question, received: bool = True) -> NativeStatistics:
     )
     assert _statistics.refuses(call, question.top) is None
     placement = question.placement if isinstance(question.placement, int) else question.placed()
-    return _statistics.run(
+    made = _statistics.filled(
         call, placement, first=question.first, groups=question.groups, received=received, top=question.top
     )
+    return made.named()
 
 
 class Dense(NamedTuple):

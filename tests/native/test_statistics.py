@@ -357,7 +357,7 @@ from saccade.benchmark.attention.memory import growth
 def calling(length):
     x = torch.ones(1, 1, length, 64)
     call = make_call(x, x, x, Window(50, 50), bias=None, scale=None, softcap=None, sink=None, dropout=0.0)
-    return lambda: _statistics.run(call, 0, received=True, top=8)
+    return lambda: _statistics.filled(call, 0, received=True, top=8)
 
 calling(64)()
 print(growth(calling(65_536))[0])

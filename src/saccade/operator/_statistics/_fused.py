@@ -25,8 +25,8 @@ def refuses(call: CheckedCall, asked: StatisticsRequest) -> str | None:
 
 def rows(call: CheckedCall, asked: StatisticsRequest, standing: Placement, first: Tensor) -> RowStatistics:
     groups = None if asked.members is None else asked.members.transpose(0, 1)
-    found = _statistics.run(call, standing, first=first, groups=groups, received=asked.received, top=asked.top)
-    return row_statistics(found, call.sink, asked.groups)
+    made = _statistics.filled(call, standing, first=first, groups=groups, received=asked.received, top=asked.top)
+    return row_statistics(made.named(), call.sink, asked.groups)
 
 
 def row_statistics(numbers: _statistics.NativeStatistics, sink: Tensor | None, groups: Sequence[str]) -> RowStatistics:

@@ -79,19 +79,6 @@ def refuses(call: CheckedCall, top: int = 0) -> str | None:
     return None if top <= MOST_TOP else f"the native kernels keep at most {MOST_TOP} keys of each row, and top is {top}"
 
 
-def run(
-    call: CheckedCall,
-    placement: Placement,
-    *,
-    first: Tensor | None = None,
-    groups: Tensor | None = None,
-    received: bool = False,
-    top: int = 0,
-) -> NativeStatistics:
-    """As `filled`, by name."""
-    return filled(call, placement, first=first, groups=groups, received=received, top=top).named()
-
-
 def filled(
     call: CheckedCall,
     placement: Placement,
