@@ -209,8 +209,8 @@ def test_what_cannot_be_done_is_said(saved, tmp_path):
         with pytest.raises(ValueError, match=message):
             models.load(folder, **wrong)
     for kind in ("llama", "neox"):
-        with pytest.raises(ValueError, match=r"save: .* holds its weight in int8"):
-            models.load(saved(kind), weights="int8").save(tmp_path / "never")
+        with pytest.raises(ValueError, match=r"save: .* holds its weight in int4"):
+            models.load(saved(kind), weights="int4").save(tmp_path / "never")
     with pytest.raises(ValueError, match="save: "):
         models.load(weights="int8").save(tmp_path / "never")
     assert not (tmp_path / "never").exists()

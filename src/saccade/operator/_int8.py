@@ -10,7 +10,7 @@ Shape legend: ... any axes, E width, F features, N blocks of E, P panels of F.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -77,8 +77,11 @@ class Int8Weight(NamedTuple):
 
     def dense(self) -> Tensor:
         """The weight that the products are with: scale q (F, E), float32."""
-        scale = self.scales[:, :, 0].transpose(1, 2).flatten(0, 1)[: self.features]  # (F, N)
-        return self.integers() * scale.repeat_interleave(BLOCK, 1)[:, : self.width]
+        return self.integers() * self.block_scales().repeat_interleave(BLOCK, 1)[:, : self.width]
+
+    def block_scales(self) -> Tensor:
+        """The scale of each block (F, N), float32."""
+        return self.scales[:, :, 0].transpose(1, 2).flatten(0, 1)[: self.features]
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W^T + b without gradients: `multiply_int8`."""
@@ -91,22 +94,44 @@ def int8_weight(weight: Tensor) -> Int8Weight:
     Raises:
         ValueError: W holds NaN or infinities.
     """
-    features, width = weight.shape
-    blocks, panels, terms = -(-width // BLOCK), -(-features // PANEL), width + -width % 4
-    packed = torch.empty(panels, terms // 4, PANEL, 4, dtype=torch.int8)
-    scales = torch.empty(panels, blocks, 2, PANEL)
-    for first in range(0, panels, _AT_ONCE):  # of a large weight not all is in float32 at once
-        some = slice(first, first + _AT_ONCE)
-        rows = weight.detach()[first * PANEL : (first + _AT_ONCE) * PANEL].float()
-        parts = F.pad(rows, (0, -width % BLOCK, 0, -len(rows) % PANEL)).unflatten(1, (-1, BLOCK))  # (64 P, N, 128)
+    made = _empty(*weight.shape)
+    for some, rows in _panels(weight.detach()):  # of a large weight not all is in float32 at once
+        parts = rows.float().unflatten(1, (-1, BLOCK))  # (64 P, N, 128)
         largest = parts.abs().amax(2, keepdim=True)
         if not bool(largest.isfinite().all()):
             raise ValueError("weight: expected finite numbers, because int8 has neither NaN nor infinity")
         scale = (largest / _LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
-        q = (parts / scale).round_().clamp_(-_LARGEST, _LARGEST)
-        scales[some] = torch.stack((scale[:, :, 0], q.sum(2)), 1).unflatten(0, (-1, PANEL)).permute(0, 3, 2, 1)
-        packed[some] = q.flatten(1)[:, :terms].to(torch.int8).view(-1, PANEL, terms // 4, 4).transpose(1, 2)
-    return Int8Weight(packed, scales, features, width)
+        _put(made, some, (parts / scale).round_().clamp_(-_LARGEST, _LARGEST), scale[:, :, 0])
+    return made
+
+
+def int8_of(integers: Tensor, scales: Tensor) -> Int8Weight:
+    """The weight of whole numbers q (F, E), -127 to 127, and the scales (F, N) of their blocks."""
+    made = _empty(*integers.shape)
+    for (some, rows), (_, own) in zip(_panels(integers), _panels(scales.float(), 1), strict=True):
+        _put(made, some, rows.float().unflatten(1, (-1, BLOCK)), own)
+    return made
+
+
+def _empty(features: int, width: int) -> Int8Weight:
+    blocks, panels, terms = -(-width // BLOCK), -(-features // PANEL), width + -width % 4
+    packed = torch.empty(panels, terms // 4, PANEL, 4, dtype=torch.int8)
+    return Int8Weight(packed, torch.empty(panels, blocks, 2, PANEL), features, width)
+
+
+def _panels(rows: Tensor, multiple: int = BLOCK) -> Iterator[tuple[slice, Tensor]]:
+    """Some panels of features at a time, and their rows, with zeros up to whole panels and blocks."""
+    for first in range(0, -(-len(rows) // PANEL), _AT_ONCE):
+        some = rows[first * PANEL : (first + _AT_ONCE) * PANEL]
+        yield slice(first, first + _AT_ONCE), F.pad(some, (0, -rows.shape[1] % multiple, 0, -len(some) % PANEL))
+
+
+def _put(made: Int8Weight, some: slice, q: Tensor, scale: Tensor) -> None:
+    """Pack q (64 P, N, 128), floats, and scale (64 P, N) of some panels."""
+    terms = made.packed.shape[1]
+    made.scales[some] = torch.stack((scale, q.sum(2)), 1).unflatten(0, (-1, PANEL)).permute(0, 3, 2, 1)
+    packed = q.flatten(1)[:, : 4 * terms].to(torch.int8).view(-1, PANEL, terms, 4)
+    made.packed[some] = packed.transpose(1, 2)
 
 
 def multiply_int8(

@@ -16,15 +16,15 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ...operator.nn._rounded import described
+from ...operator.nn._rounded import RoundedLinear, described
 from ...operator.variants import MechanismConfig
 from ...support._whole_file import whole_file
+from .checkpoints.eight_bits import as_torchao, in_eight_bits, quantization_config
 from .checkpoints.generation import generation_settings
-from .checkpoints.keys import KeyMap, pieces_of
+from .checkpoints.keys import KeyMap, Piece, pieces_of
 from .checkpoints.reading import SAFE
 from .checkpoints.sentence_files import sentence_file_names
 from .checkpoints.settings import CONFIG, CheckpointSettings
-from .held_weights import check_floats
 from .output import ModelOutput
 from .pruned_heads import PRUNED, UNREADABLE, saved_heads
 from .tokenizers.text import TextTokenizer, open_tokenizer
@@ -180,23 +180,36 @@ class Model(nn.Module, ABC):
     def save(self, folder: str | Path, *, weights: str = SAFE) -> None:
         """Write config.json, the weights (by default in the published file name) and the tokenizer's files.
 
+        Linear layers that hold 8 bits (`weights="int8"`) are written so, as torchao does: transformers reads them where
+        torchao is installed, and `load(folder, weights="stored")` gets the same numbers. An output layer that is tied
+        to the embedding is not written.
+
         Each file is written atomically. transformers loads the folder with equal outputs, except for models with a
         `mechanism`, which published files cannot store: it must be given again when loading, and its own tensors are
         not written; and for pruned models (`saccade.prune`) whose remaining heads the published format cannot describe:
         a UserWarning says so, and `saccade.models.load` loads the folder.
         """
-        check_floats(self)
-        folder = Path(folder)
+        eight, folder = in_eight_bits(self, self._tied_output()), Path(folder)
         settings = self._published_settings()
         if PRUNED in settings:
             warnings.warn(UNREADABLE, stacklevel=2)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = published(self)
+        eight.as_floats(_transposed(self, eight.tensors), self.dtype)
+        tensors, metadata = published(self, eight.tensors), {"format": "pt"}
+        if eight.scales:
+            scales = published(self, eight.scales)
+            tensors, metadata = as_torchao(tensors, scales, self.dtype)
+            settings["quantization_config"] = quantization_config()
         with whole_file(folder / weights) as temporary:
-            safetensors.torch.save_file(tensors, temporary, metadata={"format": "pt"})
+            safetensors.torch.save_file(tensors, temporary, metadata=metadata)
         with whole_file(folder / CONFIG) as temporary:
             temporary.write_text(_written(settings), encoding="utf-8")
         self._copy_companions(folder)
+
+    def _tied_output(self) -> str | None:
+        """The name of an output layer that holds a copy of the embedding in few bits."""
+        head = getattr(self, "head", None)
+        return "head" if isinstance(head, RoundedLinear) and getattr(self, "tied", True) else None
 
     def _copy_companions(self, folder: Path) -> None:
         """Copy the files of the tokenizer, of the processor and of sentence vectors."""
@@ -235,18 +248,24 @@ def _written(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, indent=2) + "\n"
 
 
-def published(model: Model) -> dict[str, Tensor]:
-    """All tensors by published name and in published shape, as contiguous copies."""
-    ours = {name: tensor for name, tensor in model.state_dict().items() if MECHANISM not in name}
-    keys = model.family.keys(model)
-    prefixed = model.request.head is not None
-    named: dict[str, Tensor] = {}
-    for name, pieces in pieces_of(
-        keys, {name: tensor.shape for name, tensor in ours.items()}, prefixed=prefixed
-    ).items():
-        for piece in pieces:
-            named[piece.published] = piece.of(ours[name]).detach().to("cpu", copy=True).contiguous()
-    return named
+def published(model: Model, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The model's tensors, or some, by published name and in published shape, as contiguous copies."""
+    tensors = model.state_dict() if tensors is None else tensors
+    return {
+        piece.published: piece.of(tensors[name]).detach().to("cpu", copy=True).contiguous()
+        for name, pieces in _pieces(model, tensors).items()
+        for piece in pieces
+    }
+
+
+def _pieces(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, list[Piece]]:
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if MECHANISM not in name}
+    return pieces_of(model.family.keys(model), shapes, prefixed=model.request.head is not None)
+
+
+def _transposed(model: Model, tensors: Mapping[str, Tensor]) -> set[str]:
+    """The tensors that published files hold as (in, out)."""
+    return {name for name, pieces in _pieces(model, tensors).items() if any(piece.transposed for piece in pieces)}
 
 
 def _unbuilt(*given: Any) -> Any:

@@ -21,6 +21,7 @@ from ...acceleration import accelerate
 from ...acceleration._model import is_accelerated
 from ...operator.nn._rounded import described
 from ...support._seeding import seeded
+from .checkpoints.eight_bits import in_eight_bits, write_eight_bits
 from .checkpoints.reading import SAFE
 from .checkpoints.settings import CheckpointSettings
 from .checkpoints.tokenizer_files import TokenizerFiles
@@ -29,7 +30,6 @@ from .decoding.beam import BeamSearch
 from .decoding.published import named_tokens
 from .decoding.sampling import Sampling
 from .decoding.step import padded_on_the_left
-from .held_weights import check_floats
 from .inputs import check_ids
 from .model import Family, Model, Request
 from .output import ModelOutput
@@ -296,12 +296,19 @@ class TransformersModel(Model):
             return dict(processor(inputs, return_tensors="pt", **({} if rate is None else {"sampling_rate": rate})))
 
     def save(self, folder: str | Path, *, weights: str = SAFE) -> None:
-        """Write the folder with transformers' `save_pretrained`, and the tokenizer's files. Each file is atomic."""
-        check_floats(self)
-        folder = Path(folder)
+        """Write the folder with transformers' `save_pretrained`, and the tokenizer's files. Each file is atomic.
+
+        Linear layers of 8 bits are written as in other models; ValueError for other forms.
+        """
+        tied = getattr(self.module.config.get_text_config(), "tie_word_embeddings", False)
+        output = self.module.get_output_embeddings() if tied else None
+        left_out = next((name for name, part in self.module.named_modules() if part is output), None)
+        eight, folder = in_eight_bits(self.module, None if output is None else left_out), Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with contained(), tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
-            self.module.save_pretrained(temporary)
+            self.module.save_pretrained(temporary, state_dict={} if eight.held else None)
+            if eight.held:
+                write_eight_bits(Path(temporary), eight, self.dtype)
             if self.file is not None:
                 read_tokenizer(self.file.parent, self.file.name).save_pretrained(temporary)
             for file in Path(temporary).iterdir():

@@ -127,7 +127,7 @@ class RoundedLinear(nn.Linear):
 
     def __init__(
         self,
-        weight: Tensor | GroupedWeight,
+        weight: Tensor | GroupedWeight | Int8Weight,
         bias: nn.Parameter | None,
         form: str,
         dtype: torch.dtype = torch.float32,
@@ -278,7 +278,7 @@ class Rounding:
         """Whether the weight of a layer that is left is that of an embedding, too."""
         return id(self._left[name][0].weight) in self._tables
 
-    def hold(self, name: str, weight: GroupedWeight, form: str) -> RoundedLinear:
+    def hold(self, name: str, weight: GroupedWeight | Int8Weight, form: str) -> RoundedLinear:
         """Replace the layer that is left under a name by one with a weight of a checkpoint."""
         module, _ = self._left[name]
         layer = RoundedLinear(weight, module.bias, form, module.weight.dtype)

@@ -9,14 +9,16 @@ import functools
 import importlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from ....operator._groups import GroupedWeight, joined
+from ....operator._int8 import Int8Weight, int8_of
 from ....operator.nn._rounded import Rounding
 from .gguf import GgufHeader, model_names, processor_of, row_order
 from .keys import KeyPlan, Piece
@@ -35,7 +37,7 @@ class HeldLayer(NamedTuple):
 
     source: str
     form: str
-    read: Callable[[], GroupedWeight]
+    read: Callable[[], GroupedWeight | Int8Weight]
     tied: bool
 
 
@@ -70,7 +72,7 @@ def packed_layers(module: nn.Module, packed: QuantisedWeights) -> dict[str, Held
         name = next((name for name in (source, prefix + source, source.removeprefix(prefix)) if name in shapes), None)
         weight = packed.held(source) if name and shapes[name] == packed.packed[source] else None
         if name is not None and weight is not None:
-            read = functools.partial(GroupedWeight, *weight)
+            read = functools.partial(type(weight), *weight)
             layers[name] = HeldLayer(source, packed.method.form, read, rounding.table(name))
     return layers
 
@@ -86,13 +88,24 @@ def hold_pieces(rounding: Rounding, wanted: KeyPlan, packed: StoredWeights) -> K
         pieces = sorted(places.get(name, ()), key=lambda piece: piece.start)
         if not pieces or not all(piece.published in packed.packed and not piece.transposed for piece in pieces):
             continue
-        weight = joined([packed.held(piece.published) for piece in pieces])
+        weight = _joined([packed.held(piece.published) for piece in pieces])
         if weight is not None and (weight.features, weight.width) == shape:
             rounding.hold(name, weight, packed.method.form)
             del places[name]
         for piece in places.get(name, ()):
             packed.leave(piece.published, "the parts of its layer are packed differently")
     return wanted._replace(pieces=[piece for piece in wanted.pieces if piece.ours in places])
+
+
+def _joined(weights: Sequence[GroupedWeight | Int8Weight | None]) -> GroupedWeight | Int8Weight | None:
+    """Weights of the same x as one, as in `joined`."""
+    of_groups = [weight for weight in weights if not isinstance(weight, Int8Weight)]
+    if of_groups:
+        return joined(of_groups) if len(of_groups) == len(weights) else None
+    eight = [weight for weight in weights if isinstance(weight, Int8Weight)]
+    return int8_of(
+        *(torch.cat(parts) for parts in zip(*((w.integers(), w.block_scales()) for w in eight), strict=True))
+    )
 
 
 def put(module: nn.Module, layers: dict[str, HeldLayer]) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ....operator._groups import GroupedWeight, GroupForm, empty_groups
+from ....operator._int8 import BLOCK, Int8Weight, int8_of
 from .._shortened import shortened
 from .reading import Stored, StoredWeights
 
@@ -137,9 +138,10 @@ class QuantisedWeights(StoredWeights):
         biases = [own for name in self.packed if (own := f"{name.removesuffix('weight')}bias") in self.tensors]
         return tuple(name for name, bias in self._stored.read(biases) if not bool(bias.any()))
 
-    def held(self, name: str) -> GroupedWeight | None:
+    def held(self, name: str) -> GroupedWeight | Int8Weight | None:
         """The weight of a layer as products take it, if they can."""
-        held = self.whole_numbers(name).held()
+        numbers = self.whole_numbers(name)
+        held = numbers.int8() or numbers.held()
         if isinstance(held, str):
             self.leave(name, held)
             return None
@@ -222,6 +224,13 @@ class WholeNumbers(NamedTuple):
         """W (F, E), float32."""
         scales, zeros = self.scales.float(), self.zeros.float()
         return (self.q - zeros[:, self.groups]).mul_(scales[:, self.groups])
+
+    def int8(self) -> Int8Weight | None:
+        """The weight as `weights="int8"` holds it, and as such models are saved."""
+        q, middle = self.q.to(torch.int16) - 128, bool((self.zeros == 128).all())
+        if self.bits != 8 or self.group != BLOCK or not middle or int(q.min()) < -127:
+            return None
+        return int8_of(q, self.scales)
 
     def held(self) -> GroupedWeight | str:
         """The weight as products take it, or why they cannot."""
