@@ -710,54 +710,60 @@ int64_t step(Pointer x, Pointer out, int64_t items, int64_t width, int type, con
     return set.step(call);
 }
 
-// Whether objects still have their types, and dictionaries hold the same objects as before. Both are read from tuples, whose
-// owner keeps them alive: `kinds` has an object, its type, and so on; `entries` a dictionary, some of its keys, their values,
-// and so on. A step of decoding has driven all of it out of the caches: so what is to be read lies in one piece, and the
-// objects that come next are fetched ahead.
+// Whether objects still have their types and attributes, and dictionaries hold the same objects in the same order. Both are
+// read from tuples, whose owner keeps them alive: `objects` has an object, its type, the dictionary of its attributes, and so
+// on; `entries` a dictionary, its keys, their values, and so on. A step of decoding has driven all of it out of the caches: so
+// what is compared lies in one piece, and the dictionaries that come next are fetched ahead.
 class Unchanged {
   public:
-    Unchanged(nb::tuple kinds, nb::tuple entries) {
-        if (kinds.size() % 2 || entries.size() % 3) refuse("what is unchanged comes in pairs and triples");
-        for (size_t n = 0; n < kinds.size(); n += 2) objects.push_back({kinds[n].ptr(), kinds[n + 1].ptr()});
+    Unchanged(nb::tuple objects, nb::tuple entries) {
+        if (objects.size() % 3 || entries.size() % 3) refuse("objects and dictionaries come in triples");
+        for (size_t n = 0; n < objects.size(); n += 3)
+            parts.push_back({objects[n].ptr(), (PyObject*)objects[n + 1].ptr(), objects[n + 2].ptr()});
         for (size_t n = 0; n < entries.size(); n += 3) {
             const nb::handle dict = entries[n], names = entries[n + 1], values = entries[n + 2];
             if (!PyDict_Check(dict.ptr()) || !PyTuple_Check(names.ptr()) || !PyTuple_Check(values.ptr()) || nb::len(names) != nb::len(values))
-                refuse("what is unchanged is a dictionary, its keys and their values");
-            dicts.push_back({dict.ptr(), PyDict_Size(dict.ptr()), (int64_t)nb::len(names)});
+                refuse("a dictionary comes with its keys and their values");
+            dicts.push_back({dict.ptr(), (Py_ssize_t)nb::len(names)});
             for (size_t m = 0; m < nb::len(names); m++)
                 held.push_back({PyTuple_GetItem(names.ptr(), m), PyTuple_GetItem(values.ptr(), m)});
         }
     }
 
     bool holds() const {
-        for (size_t n = 0; n < objects.size(); n++) {
-            if (n + 2 * ahead < objects.size()) __builtin_prefetch(objects[n + 2 * ahead].first);
-            if ((PyObject*)Py_TYPE(objects[n].first) != objects[n].second) return false;
+        for (size_t n = 0; n < parts.size(); n++) {
+            if (n + ahead < parts.size()) __builtin_prefetch(parts[n + ahead].object);
+            if ((PyObject*)Py_TYPE(parts[n].object) != parts[n].kind) return false;
+            const nb::object attributes = nb::steal(PyObject_GetAttrString(parts[n].object, "__dict__"));
+            if (!attributes.is_valid()) PyErr_Clear();
+            if (attributes.ptr() != parts[n].attributes) return false;
         }
         const std::pair<PyObject*, PyObject*>* entry = held.data();
         for (size_t n = 0; n < dicts.size(); n++) {
             if (n + 2 * ahead < dicts.size()) __builtin_prefetch(dicts[n + 2 * ahead].dict);
             if (n + ahead < dicts.size()) dicts[n + ahead].fetch_keys();
             if (PyDict_Size(dicts[n].dict) != dicts[n].size) return false;
-            for (int64_t m = 0; m < dicts[n].count; m++, entry++)
-                if (PyDict_GetItem(dicts[n].dict, entry->first) != entry->second) return false;
+            PyObject *key, *value;
+            for (Py_ssize_t at = 0; PyDict_Next(dicts[n].dict, &at, &key, &value); entry++)
+                if (entry->first != key || entry->second != value) return false;
         }
         return true;
     }
 
   private:
     static constexpr size_t ahead = 8;
+    struct Part { PyObject *object, *kind, *attributes; };
     struct Dict {
         PyObject* dict;
         Py_ssize_t size;
-        int64_t count;
         // CPython's dictionaries point at their keys from here. Where they do not, a needless line is fetched.
         void fetch_keys() const {
             const char* const keys = *reinterpret_cast<const char* const*>(reinterpret_cast<const char*>(dict) + 32);
-            for (int64_t line = 0; line < std::min<int64_t>(1 + (count ? size : 0) / 2, 10); line++) __builtin_prefetch(keys + 64 * line);
+            for (int64_t line = 0; line < std::min<int64_t>(1 + size / 2, 10); line++) __builtin_prefetch(keys + 64 * line);
         }
     };
-    std::vector<std::pair<PyObject*, PyObject*>> objects, held;
+    std::vector<Part> parts;
+    std::vector<std::pair<PyObject*, PyObject*>> held;
     std::vector<Dict> dicts;
 };
 

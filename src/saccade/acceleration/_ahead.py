@@ -1,91 +1,84 @@
 """Steps of decoder layers ahead of their calls: layers that follow each other are computed in one native call.
 
-Which layers follow each other the step before tells. What was computed ahead is a layer's output only if the layer is
-then called with the very input and arguments that it was computed for.
+Which layers follow each other the step before tells. A step that was computed ahead travels with the input that it was
+computed for, as an attribute of this tensor: so it is gone with it, and serves no other call. What an observer writes
+into the weights of a later layer while the model runs is seen at the next token.
 
 Shape legend: R items, E width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
 from operator import is_
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..operator import _observers
 from ..operator._native_step import Place
 from ._decoder_caches import Buffer
 
+FOLLOWED = "_saccade_step"
+_BETWEEN = "torch.nn.modules.module", "transformers.modeling_layers"  # of frames between a model and its layer
+
 
 class LayerStep(NamedTuple):
-    """A step of one layer: of the cache its layer, the buffer with the new token, what was read, the output."""
+    """A step of one layer: of the cache its layer, the buffer with the new token, memory that was used, the output."""
 
     layer: Any
     buffer: Buffer
-    place: Place
+    used: Place
     out: Tensor  # (R, 1, E)
 
 
-class _Computed(NamedTuple):
-    step: LayerStep
-    x: Tensor  # the input that it was computed for
-    copy: Tensor  # which tells of writes that nobody counts
-    named: dict[str, Any]
+class _Output(NamedTuple):
+    """How a hidden state came about, and the step of the next layer, if it is computed already."""
+
+    stack: int
+    place: int  # of the layer in its stack
+    arguments: tuple[int, ...]  # their addresses; whoever compares them holds their objects
+    named: dict[str, Any]  # of the next step
+    copy: Tensor | None  # of the hidden state, which tells of writes to it
+    step: LayerStep | None
 
 
-class _Call(NamedTuple):
-    place: int
-    named: dict[str, Any]
-    out: Tensor
+def mark(x: Tensor, stack: object, place: int, named: dict[str, Any], step: LayerStep | None = None) -> None:
+    """Note that x is the output of the layer at `place`, called with these arguments, and the next layer's `step`."""
+    copy, kept = (None, {}) if step is None else (x.clone(), named)
+    setattr(x, FOLLOWED, _Output(id(stack), place, _addresses(named), kept, copy, step))
 
 
-class StepsAhead:
-    """Shared by the layers of a stack: the last call, and what was computed ahead of calls."""
+def follows(x: Tensor, stack: object, place: int, named: dict[str, Any]) -> bool:
+    """Whether x is the output of the layer before, which was called with the same arguments."""
+    output: _Output | None = getattr(x, FOLLOWED, None)
+    same = output is not None and (output.stack, output.place) == (id(stack), place - 1)
+    return same and output is not None and output.arguments == _addresses(named)
 
-    def __init__(self) -> None:
-        self._computed: dict[int, _Computed] = {}
-        self._last: _Call | None = None
-        self._follows: dict[int, bool] = {}
 
-    def follows(self, place: int) -> bool:
-        """Whether the layer at this place got the output and the arguments of the layer before it, in its last step."""
-        return self._follows.get(place, False)
+def take(x: Tensor, named: dict[str, Any]) -> LayerStep | None:
+    """The step that was computed ahead for a call with x and these arguments; None if there is none."""
+    output: _Output | None = x.__dict__.pop(FOLLOWED, None)
+    if output is None or output.step is None or output.copy is None or torch.is_grad_enabled():
+        return None
+    layer, buffer, _, _ = output.step
+    fits = _alike(output.named, named) and buffer.keys is layer.keys and buffer.values is layer.values
+    return output.step if fits and torch.equal(output.copy, x) else None
 
-    def begin(self) -> None:
-        """Steps are about to be computed: those that nobody has called for were computed in vain."""
-        self.stop(list(self._computed))
-        self._computed.clear()
 
-    def stop(self, places: Iterable[int]) -> None:
-        """The layers at these places follow no layer until they have done so again."""
-        self._follows.update(dict.fromkeys(places, False))
+def called_by_its_model() -> bool:
+    """Whether the running layer's call comes from a model of transformers: loops of others may do anything between
+    two layers, such as writing the next one's weights."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(__package__):
+        frame = frame.f_back  # type: ignore[assignment]
+    while frame is not None and frame.f_globals.get("__name__") in _BETWEEN:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("transformers.models.")
 
-    def add(self, place: int, x: Tensor, named: dict[str, Any], step: LayerStep) -> None:
-        """Keep a step of the layer at `place` for its call with x."""
-        self._computed[place] = _Computed(step, x, x.clone(), named)
 
-    def take(self, place: int, x: Tensor, named: dict[str, Any]) -> LayerStep | None:
-        """The step that was computed ahead for this call; None if there is none."""
-        computed = self._computed.pop(place, None) if self._computed else None
-        if computed is None or computed.x is not x or not _alike(computed.named, named):
-            return None
-        layer, buffer, _, _ = computed.step
-        kept = buffer.keys is layer.keys and buffer.values is layer.values and torch.equal(computed.copy, x)
-        return computed.step if kept else None
-
-    def called(self, place: int, last: bool, module: nn.Module, x: Tensor, named: dict[str, Any], out: Tensor) -> None:
-        """Note a step of a layer; `last` of its stack."""
-        before, bare = self._last, _observers.passive(module._forward_pre_hooks, module._forward_hooks)
-        after = before is not None and before.place == place - 1 and before.out is x and _alike(before.named, named)
-        self._follows[place] = after and bare
-        self._last = _Call(place, named, out) if bare and not last else None  # it holds the cache
-
-    def forget(self) -> None:
-        self._computed.clear()
-        self._last = None
+def _addresses(named: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(map(id, named.values()))
 
 
 def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:

@@ -45,14 +45,17 @@ class GrowingBuffers:
             return known
         return Buffer(layer.keys, layer.values, layer.sliding_window - 1 if sliding else None)
 
-    def knows(self, layer: Any, buffer: Buffer) -> bool:
-        """Whether this buffer is already the layer's."""
-        return self._held.get(layer) is buffer
+    def has_room(self, layer: Any) -> bool:
+        """Whether the layer has a buffer, with room for one more token."""
+        known = None if layer is None else self._held.get(layer)
+        return (
+            known is not None and known.keys is layer.keys and known.values is layer.values and known.stop < known.size
+        )
 
     def grow(self, layer: Any, buffer: Buffer) -> None:
         """Give the layer the token that was written into its buffer."""
         buffer.grow(layer)
-        if not self.knows(layer, buffer):
+        if self._held.get(layer) is not buffer:
             self._held[layer] = buffer
 
 

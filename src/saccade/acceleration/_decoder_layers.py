@@ -9,7 +9,7 @@ Shape legend: R items, E width.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from ..interception._hooks.transformers import meaning_of
 from ..operator import _observers
-from ..operator._native_step import Block, Blocks, Matrix, Norm, NotNative, Place, check_call, run
-from ..operator._products import unrounded
+from ..operator._native_step import Block, Blocks, Matrix, Norm, NotNative, Place, check_call, has_own_call, run
+from ..operator._products import rounds, unrounded
 from ..operator._unchanged import Unchanged
+from . import _ahead as ahead
 from ._ahead import LayerStep
 from ._decoder_caches import Buffer, GrowingBuffers, SharedArguments
 from ._decoder_forms import Linear, Parts, eps_of
@@ -35,6 +36,7 @@ _FREE = "position_ids", "cache_position", "use_cache"  # arguments that a layer 
 _HEAD = "head_dim", "head_size"  # of most, and of those with projections by head
 _CACHES = "past_key_values", "layer_past"
 _TAKEN = {"attention_mask", "position_embeddings", *_CACHES, *_FREE}
+_APART = 64  # steps of a layer whose step was computed ahead and not called for
 _TRIALS = 3  # random inputs beside those of the call that is compared
 
 
@@ -56,6 +58,8 @@ class DecoderLayer(PaddedLayer):
         self._parts, self._buffers, self._shared = parts, buffers, shared
         self.step_state, self._steps_left = NOT_CALLED, 0
         self._read: tuple[Blocks, int] | None = None  # of the last native step
+        self._follows = False  # whether its last step had the output and the arguments of the layer before
+        self._awaited, self._alone = False, 0  # computed ahead and not called yet; steps until that is tried again
         self._cache = next((name for name in _CACHES if name in self.names), _CACHES[0])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -68,6 +72,15 @@ class DecoderLayer(PaddedLayer):
                 out = self._step(x, named)
         return super().__call__(*args, **kwargs) if out is None else out
 
+    def uninstall(self) -> None:
+        super().uninstall()
+        self._read = None
+
+    def _observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.step_state == PROVED:  # of what is remembered anew steps have to be proved again
+            self.step_state, self._read = NOT_CALLED, None
+        return super()._observed(args, kwargs)
+
     def status(self) -> str:
         """The state of both ways."""
         if self.step_state == PROVED:
@@ -78,14 +91,22 @@ class DecoderLayer(PaddedLayer):
         """The output, by the native step or, where that is to be proved, by the modules; None: neither."""
         try:
             with torch._C.DisableTorchFunction():  # modes that only observe would follow each function of a step
-                step = self.stack.ahead.take(self.place, x, named)
-                if step is not None and bool(_observers.THREAD.observers) == (step.place.seen is not None):
-                    return self._taken(step, x, named)
+                follows = ahead.follows(x, self.stack, self.place, named)
+                step, expected, self._awaited = ahead.take(x, named), self._awaited, False
+                observed = bool(_observers.THREAD.observers)  # whose functions may have changed the layer
+                if (
+                    step is not None
+                    and observed == (step.used.seen is not None)
+                    and not (observed and not self._stays(x))
+                ):
+                    return self._taken(step, x, named, follows)
+                if expected:
+                    self._alone = _APART
                 check_call(x)
                 if x.dim() != 3 or x.shape[1] != 1:
                     return None
                 if self._stays(x):
-                    return self._taken(self._native(x, named), x, named)
+                    return self._taken(self._native(x, named), x, named, follows)
                 if self.module.training or self.watched() is not None:
                     return None
                 if not self.structure.intact():
@@ -93,7 +114,7 @@ class DecoderLayer(PaddedLayer):
                     return None
                 if self.step_state == PROVED and self._steps_left > 0 and self.structure.keeps_values():
                     self._read = self._read_anew(x)
-                    return self._taken(self._native(x, named), x, named)
+                    return self._taken(self._native(x, named), x, named, follows)
                 with _observers.aside():
                     alike = self._is_same(x, named)
         except NotNative:
@@ -111,14 +132,17 @@ class DecoderLayer(PaddedLayer):
             and self._read[0].serve(x)
         )
 
-    def _taken(self, step: LayerStep, x: Tensor, named: dict[str, Any]) -> Tensor:
+    def _taken(self, step: LayerStep, x: Tensor, named: dict[str, Any], follows: bool) -> Tensor:
         """The output of a native step, which now has happened."""
         self._steps_left -= 1
+        self._alone -= self._alone > 0
+        self._follows = follows and not self._alone
         self._buffers.grow(step.layer, step.buffer)
-        if step.place.seen is not None:
-            self._notify(step.place, named.get("attention_mask"))
+        if step.used.seen is not None:
+            self._notify(step.used, named.get("attention_mask"))
         counted("native", "", False)
-        self.stack.ahead.called(self.place, self is self.stack.layers[-1], self.module, x, named, step.out)
+        if ahead.FOLLOWED not in step.out.__dict__:
+            ahead.mark(step.out, self.stack, self.place, named)
         return step.out
 
     def _notify(self, place: Place, mask: Any) -> None:
@@ -132,35 +156,51 @@ class DecoderLayer(PaddedLayer):
 
     def _native(self, x: Tensor, named: dict[str, Any]) -> LayerStep:
         """A step, and ahead of their calls those of the layers that have followed this one."""
-        ahead, layers, places = self.stack.ahead, [self], [self._place(x, named)]
-        ahead.begin()
-        for after in self.stack.layers[self.place + 1 :]:
-            if not (isinstance(after, DecoderLayer) and ahead.follows(after.place) and after._stays(x)):
+        layers, places = [self], [self._place(x, named)]
+        for after in self._followers(x):
+            if not self._buffers.has_room(after._cache_layer(named)):
                 break
-            layer, buffer, place = after._place(x, named)
-            if not self._buffers.knows(layer, buffer) or buffer.held() != places[0][1].held():
+            places.append(after._place(x, named))
+            if places[-1][1].held() != places[0][1].held():
+                places.pop()
                 break
             layers.append(after)
-            places.append((layer, buffer, place))
         parts = [cast(tuple[Blocks, int], layer._read)[0] for layer in layers]
         try:
             outs = run(x, [places[0][1].held()] * x.shape[0], parts, [place for *_, place in places])
         except NotNative:
-            ahead.stop(layer.place for layer in layers)  # one of them is the reason
+            for layer in layers:  # one of them is the reason
+                layer._alone = _APART
             raise
         steps = [LayerStep(*read, out) for read, out in zip(places, outs, strict=True)]
-        for after, step, given in zip(layers[1:], steps[1:], outs, strict=False):
-            ahead.add(after.place, given, named, step)
+        for layer, step, after, next_step in zip(layers, steps, layers[1:], steps[1:], strict=False):
+            ahead.mark(step.out, self.stack, layer.place, named, next_step)
+            after._awaited = True
         return steps[0]
+
+    def _followers(self, x: Tensor) -> Iterator[DecoderLayer]:
+        """The layers that are computed together with this one, if their caches agree."""
+        before = self
+        for after in self.stack.layers[self.place + 1 :]:
+            if not isinstance(after, DecoderLayer):
+                return
+            if after._awaited:  # and was not called
+                after._awaited, after._alone = False, _APART
+            bare = _observers.passive(before.module._forward_pre_hooks, before.module._forward_hooks)
+            if not (bare and after._follows and not after._alone and after._stays(x)):
+                return
+            if before is self and not ahead.called_by_its_model():
+                return
+            yield after
+            before = after
 
     def _place(self, x: Tensor, named: dict[str, Any]) -> tuple[Any, Buffer, Place]:
         """Where a step reads and writes: the layer of the cache, the buffer with room, and their place."""
-        assert self._read is not None
         if any(value is not None and value is not False and name not in _TAKEN for name, value in named.items()):
             raise NotNative("other arguments")
-        if self._read[1] >= len(named[self._cache].layers):
-            raise NotNative("a cache without tokens")
-        layer = named[self._cache].layers[self._read[1]]
+        layer = self._cache_layer(named)
+        if layer is None:
+            raise NotNative("a cache of another kind, or without tokens")
         buffer = self._buffers.room(layer)
         place = Place(*buffer.with_new())
         waves, mask = named.get("position_embeddings"), named.get("attention_mask")
@@ -170,8 +210,16 @@ class DecoderLayer(PaddedLayer):
             place.waves, place.pairs = self._shared.waves(waves), waves[0].shape[-1] // 2
         return layer, buffer, place
 
+    def _cache_layer(self, named: dict[str, Any]) -> Any:
+        """The layer of the cache that is this layer's; None if the cache has none, or a way of its own to grow."""
+        cache = named[self._cache]
+        known = self._read is not None and type(cache).__module__ == "transformers.cache_utils"
+        return cache.layers[self._read[1]] if known and self._read[1] < len(cache.layers) else None  # type: ignore[index]
+
     def _read_anew(self, x: Tensor) -> tuple[Blocks, int]:
         """The layer as it is now, and which layer of a cache is its own."""
+        if any(map(has_own_call, self.module.modules())):
+            raise NotNative("a module with a call of its own")
         parts, attention = self._parts, cast(Any, self.module._modules[self._parts.form.attention])
         index, scaling, head = (
             getattr(attention, name, None) for name in ("layer_idx", "scaling", _HEAD[parts.form.by_head])
@@ -218,7 +266,9 @@ class DecoderLayer(PaddedLayer):
         """The layer's own output; from now on the state tells whether the native one is the same."""
         self.structure.remember_values()
         out = self.plain(hidden_states=x, **named)
-        self.stack.ahead.called(self.place, self is self.stack.layers[-1], self.module, x, named, out)
+        if isinstance(out, Tensor):
+            ahead.mark(out, self.stack, self.place, named)
+        self._read = None  # read for the proof, from weights in floats
         if self.structure.unknown is not None or not self.structure.keeps_values():
             self.step_state = self.structure.unknown or CHANGES
         elif alike is not True:
@@ -277,7 +327,8 @@ def _matrix(linear: Linear, x: Tensor, heads: int | None = None) -> Matrix:
     if not isinstance(linear, PackedLinear):
         if heads is not None:
             raise NotNative("integers of a projection by heads")
-        return Matrix(cast(Any, linear).readable(), linear._parameters.get("bias"))
+        held = cast(Any, linear)
+        return Matrix(held.readable(), linear._parameters.get("bias"), memory=held.memory() if rounds() else None)
     if linear.held is not None:
         raise NotNative("its weights are dropped")
     weight, bias, x = linear.weight, linear.module._parameters.get("bias"), x.new_empty(x.shape)

@@ -80,9 +80,12 @@ class AcceleratedModel:
             self._refusing = None
         for layer in self.layers:
             if isinstance(layer, PaddedLayer):
-                layer.stack.forget()
+                layer.padded.forget()
         for product in self._own:
             product.weights = None
+        for _, linear in self._linears():
+            linear.copy.clear()
+            linear.sorted_copy.clear()
         for product in (*self._own, *(linear.product for _, linear in self._linears())):
             product.rounded.clear()
         self._own, self.products = [], {}

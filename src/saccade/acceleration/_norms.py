@@ -26,7 +26,9 @@ class RootMeanSquare(ProvedLayer):
 
     def _why_not(self, args: tuple[Any, ...]) -> str | None:
         refused = super()._why_not(args)
-        fits = len(args) == 1 and (refused or args[0].dtype == self.module.weight.dtype == torch.float32)
+        fits = len(args) == 1 and (
+            refused or args[0].dtype == getattr(self.module.weight, "dtype", None) == torch.float32
+        )
         return refused if fits else ARGUMENTS
 
     def compute(self, *args: Any) -> Tensor | None:

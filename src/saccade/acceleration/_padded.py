@@ -24,7 +24,6 @@ from ..operator import _observers
 from ..operator._backends.native._run import interrupted, is_plain
 from ..operator._derived import Snapshot, state
 from ..operator._products import unrounded
-from ._ahead import StepsAhead
 from ._effects import CHANGES, Effects, same_random_numbers
 from ._fused_layers import ARGUMENTS, GRADIENTS, INTERRUPTED, NOT_CALLED, PROVED, FusedLayer, is_replacement
 from ._proof import same
@@ -116,7 +115,7 @@ class LayerStack:
     """
 
     def __init__(self, padded: Padded):
-        self.padded, self.ahead = padded, StepsAhead()
+        self.padded = padded
         self.layers: list[PaddedLayer] = []
         self.whole: set[PaddedLayer] = set()
         self._before = self._now = _PaddedCall(-1)
@@ -150,10 +149,6 @@ class LayerStack:
                 stacklevel=2,
             )
         return hidden
-
-    def forget(self) -> None:
-        self.padded.forget()
-        self.ahead.forget()
 
     def refuse(self, reason: str) -> None:
         for layer in self.layers:

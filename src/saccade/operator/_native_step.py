@@ -1,8 +1,8 @@
 """The native step of decoding: one token of each item through blocks of a decoder, in one call (`native/step.h`).
 
 Who asks for a step finds out whether a block computes nothing but what `Block` describes; `NotNative` says why not.
-What was found out, `Blocks`, serves the next steps while every object that it was read from is the same, and every
-tensor where it was.
+The answer, `Blocks`, serves later steps while every object that it was read from is the same, and every tensor where
+it was.
 
 Shape legend: R items, E width, Hq / Hkv query and key-value heads, D, Dv key and value width, F hidden width.
 """
@@ -52,12 +52,17 @@ class Norm:
 
 @dataclass
 class Matrix:
-    """A weight (F, E), as it is or rounded to integers, and its bias (F,). Of a weight that is a copy `again` gives it,
-    renewed if the weight has changed."""
+    """A weight (F, E), as it is or rounded to integers, and its bias (F,).
+
+    Attributes:
+        again: of a weight that is a copy: gives it, renewed if the original has changed.
+        memory: of a weight that is a view: the tensors that it is a view of.
+    """
 
     weight: Tensor | Int8Weight | GroupedWeight
     bias: Tensor | None = None
     again: Callable[[], Any] | None = None
+    memory: tuple[Tensor, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -100,7 +105,7 @@ class Block:
 
 @dataclass
 class Place:
-    """What a block reads and writes at one step alone."""
+    """The memory that a block reads and writes at one step alone."""
 
     key_cache: Tensor  # (R, Hkv, slots, D); or the data of `Int8Rows`, which both caches are then
     value_cache: Tensor
@@ -134,10 +139,15 @@ def check_call(x: Tensor) -> None:
         raise NotNative(f"a step takes up to {FEW} items in float32 or bfloat16 on a CPU")
 
 
+def has_own_call(module: nn.Module) -> bool:
+    """Whether an instance is called otherwise than its class, as after `module.compile()`."""
+    return "_call_impl" in module.__dict__ or module._compiled_call_impl is not None
+
+
 def check_bare(module: nn.Module, kind: type[nn.Module], forward: Any) -> dict[str, Any]:
     """The children of a module; raises `NotNative` if it has hooks or anything but the forward of its class."""
     own = module.__dict__
-    if type(module) is not kind or kind.forward is not forward or "forward" in own:
+    if type(module) is not kind or kind.forward is not forward or "forward" in own or has_own_call(module):
         raise NotNative(f"a {type(module).__name__} with a forward of its own")
     hooks = own["_forward_hooks"], own["_forward_pre_hooks"]
     if any(hooks) and not _observers.passive(*hooks):
@@ -235,7 +245,7 @@ class Blocks:
         if not all(is_plain(tensor) and tensor.is_contiguous() for tensor in tensors):
             raise NotNative("a weight of another kind or layout")
         if matrix.again is None:
-            self._tensors += tensors
+            self._tensors += tensors if matrix.memory is None else matrix.memory
         else:
             self._again.append((matrix.again, weight))
         if isinstance(weight, Tensor):
@@ -293,6 +303,8 @@ def _moving(block: Block, place: Place, end: int, x: Tensor, held: int, kept: li
             raise NotNative("positions of other tokens")
         numbers = [cos.data_ptr(), sin.data_ptr(), 0 if cos.shape[0] == 1 else cos.shape[1], place.pairs]
     sink = None if block.sink is None else block.sink.detach().float().contiguous()
+    if sink is not None and sink.numel() != block.heads:
+        raise NotNative("sinks of other heads")
     kept.append(sink)
     numbers += [0 if sink is None else sink.data_ptr(), 0 if place.first is None else place.first.data_ptr()]
     in_bytes = place.key_cache.dtype is torch.int8

@@ -9,16 +9,14 @@ from torch import nn
 
 from ._backends.native import _kernels
 
-_OF_ALL = frozenset(vars(nn.Module()))
-_CALLED_WITH = "training", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"
-
 
 class Unchanged:
-    """The types, attributes, children, parameters, buffers and forward hooks of modules, compared by identity.
+    """The types and attributes of modules, compared by identity, and the entries of dictionaries among the attributes:
+    children, parameters, buffers and hooks, in their order.
 
-    What an attribute holds inside is looked at where it is a dictionary; what else may change is given as `beside`.
-    Numbers that are written into a tensor, and its memory, are not looked at. The compiled module compares: a step of
-    decoding asks for hundreds of modules.
+    Numbers that are written into a tensor, its memory, and what other attributes hold inside are not compared. The
+    compiled module compares: a step of decoding asks for hundreds of modules. The modules are kept alive: an owner that
+    is one of them, or held by one, is part of a cycle.
 
     Args:
         beside: more dictionaries, attributes of other objects among them.
@@ -26,21 +24,13 @@ class Unchanged:
 
     def __init__(self, modules: Iterable[nn.Module], beside: Iterable[Mapping[str, Any]] = ()):
         parts = list(modules)
-        self._kinds = tuple(x for part in parts for x in (part, type(part)))
+        self._objects = tuple(x for part in parts for x in (part, type(part), vars(part)))
         kinds: set[Any] = set(map(type, parts))
         self._methods = {kind: (kind.forward, kind.__call__) for kind in kinds}
-        entries: list[Any] = []
-        for part in parts:
-            own = vars(part)
-            read = {name: value for name, value in own.items() if name in _CALLED_WITH or name not in _OF_ALL}
-            entries += own, (*read,), (*read.values(),)
-            for value in read.values():
-                if isinstance(value, dict):
-                    entries += value, (*value,), (*value.values(),)
-        for value in beside:
-            entries += value, (*value,), (*value.values(),)
-        self._entries = tuple(entries)  # which the compiled object only points at
-        self._same = _kernels.module.Unchanged(self._kinds, self._entries)
+        inside = (value for part in parts for value in vars(part).values() if isinstance(value, dict))
+        dicts = [*map(vars, parts), *inside, *beside]
+        self._entries = tuple(x for entry in dicts for x in (entry, (*entry,), (*entry.values(),)))
+        self._same = _kernels.module.Unchanged(self._objects, self._entries)  # which only points at these tuples
 
     def __call__(self) -> bool:
         """Whether all is as it was."""

@@ -173,6 +173,10 @@ class RoundedLinear(nn.Linear):
         made: RoundedWeight = self._make(**tensors, **self._rest)
         return made
 
+    def memory(self) -> tuple[Tensor, ...]:
+        """The buffers that hold the weight."""
+        return tuple(cast(Tensor, self._buffers[name]) for name in self._names)
+
     def readable(self) -> Tensor | GroupedWeight | Int8Weight:
         """The weight as a native step reads it."""
         if not rounds():

@@ -1,4 +1,4 @@
-"""A decoder's step of one token as one native call: what its modules compute, read from them anew at each step.
+"""A decoder's step of one token as one native call: the computation of its modules, read from them.
 
 Shape legend: R items, E width.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from .. import _observers
 from .._masks import Causal
 from .._native_step import Block, Blocks, Matrix, Norm, NotNative, Place, check_bare, check_call, run
+from .._products import rounds
 from .._unchanged import Unchanged
 from ..positions import Rotary
 from ..positions.rotary import StoredRotary
@@ -43,17 +46,15 @@ _FORWARDS: dict[type[nn.Module], Any] = {
 }
 
 
-class KnownBlocks:
-    """What a decoder's last native step read of its modules. Copies and pickles of the decoder begin without it."""
+class _Read(NamedTuple):
+    """The blocks of a decoder as its last native step has read them, and the positions of each."""
 
-    def __init__(self) -> None:
-        self.last: tuple[Blocks, list[nn.Module | None]] | None = None  # with the positions of each block
+    children: tuple[Any, ...]
+    blocks: Blocks
+    positions: list[nn.Module | None]
 
-    def __deepcopy__(self, memo: Any) -> KnownBlocks:
-        return KnownBlocks()
 
-    def __reduce__(self) -> Any:
-        return KnownBlocks, ()
+_KNOWN: WeakKeyDictionary[nn.Module, _Read] = WeakKeyDictionary()  # which holds the parts of a decoder, and not itself
 
 
 def native_step(x: Tensor, cache: KVCache, decoder: Decoder) -> Tensor | None:
@@ -77,31 +78,40 @@ def _step(x: Tensor, cache: KVCache, decoder: Decoder) -> Tensor:
     if any(layer.lengths().tobytes() != before.tobytes() for layer in layers[1:]):
         raise NotNative("the layers' lengths differ")
     held = [int(n) + 1 for n in before] * (x.shape[0] if before.size == 1 else 1)
-    known = decoder.known_blocks.last
-    if known is None or not known[0].serve(x):
+    known = _KNOWN.get(decoder)
+    if known is None or not _same(known.children, decoder) or not known.blocks.serve(x):
         known = _read(decoder, x)
-    (blocks, positions_of), offset, most = known, layers[0].offset(1), max(held)
-    waves = {positions: _waves(positions, x, offset) for positions in {*positions_of} if positions is not None}
+    offset, most = layers[0].offset(1), max(held)
+    waves = {positions: _waves(positions, x, offset) for positions in {*known.positions} if positions is not None}
     places = [Place(*layer.room(most)) for layer in layers]
-    for place, positions in zip(places, positions_of, strict=True):
+    for place, positions in zip(places, known.positions, strict=True):
         if positions is not None:
             place.waves, place.pairs = waves[positions]
-    (out,) = run(x, held, [blocks], places)
+    (out,) = run(x, held, [known.blocks], places)
     if _observers.THREAD.observers:
-        _notify(decoder.blocks, blocks.blocks, places, before)
-    decoder.known_blocks.last = known
+        _notify(decoder.blocks, known.blocks.blocks, places, before)
+    _KNOWN[decoder] = known
     for layer in layers:
         layer.grow()
     return out
 
 
-def _read(decoder: Decoder, x: Tensor) -> tuple[Blocks, list[nn.Module | None]]:
+def _read(decoder: Decoder, x: Tensor) -> _Read:
     last, layers = _norm(decoder.norm, x), decoder._layers()
     blocks = [_block(block, positions, x) for block, positions in layers]
-    modules = list(decoder.modules())
+    modules = [module for module in decoder.modules() if module is not decoder]
     products = (getattr(module, "product", None) for module in modules)
     unchanged = Unchanged(modules, [vars(product) for product in products if product is not None])
-    return Blocks(blocks, last, x, unchanged), [positions for _, positions in layers]
+    return _Read(_children(decoder), Blocks(blocks, last, x, unchanged), [positions for _, positions in layers])
+
+
+def _children(decoder: nn.Module) -> tuple[Any, ...]:
+    return *decoder._modules, *decoder._modules.values()
+
+
+def _same(children: tuple[Any, ...], decoder: nn.Module) -> bool:
+    now = _children(decoder)
+    return len(now) == len(children) and all(map(is_, now, children))
 
 
 def _notify(modules: Iterable[nn.Module], blocks: list[Block], places: list[Place], before: np.ndarray) -> None:
@@ -182,7 +192,7 @@ def _idle(dropout: nn.Module) -> bool:
 def _matrix(layer: nn.Module, x: Tensor) -> Matrix:
     if type(layer) is RoundedLinear:
         _bare(layer, RoundedLinear)
-        return Matrix(layer.readable(), layer._parameters.get("bias"))
+        return Matrix(layer.readable(), layer._parameters.get("bias"), memory=layer.memory() if rounds() else None)
     _bare(layer, Linear)
     tensors, product = layer._parameters, cast(Linear, layer).product
     if product.users:

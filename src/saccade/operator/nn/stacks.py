@@ -20,7 +20,7 @@ from .._unknown_arguments import advised
 from ..positions import Offset, RotaryConfig
 from ._initial import begin_anew, divide_writers
 from ._ragged import refuse_with_nested, through_nested
-from ._step import KnownBlocks, native_step
+from ._step import native_step
 from .attention import Observation, check_tokens, check_weights
 from .blocks import Context, DecoderBlock, EncoderBlock
 from .cache import KVCache
@@ -240,7 +240,6 @@ class Decoder(Stack):
                 check_causal(one.attention)
         super().__init__(config, layers, final_norm=final_norm, checkpointing=checkpointing)
         self.causal = causal
-        self.known_blocks = KnownBlocks()
 
     @advised
     def forward(

@@ -33,7 +33,6 @@ from ._walk import ModuleWalk
 
 Chosen = Callable[[CallSite, int], bool]
 _TOGETHER = 1024  # calls
-_ADDING = threading.RLock()  # another thread may read a watch that runs
 NO_GRAPH = "gradients=True, but the call has no graph (no_grad, or a reentrant checkpoint)"
 
 
@@ -76,6 +75,7 @@ class ModelWatch(Observations):
         self._walk = ModuleWalk(model, choice.every, self)
         self._gradients = GradientNorms(self._told_gradients, self.missed)
         self._waiting: list[StepRecord] = []  # calls whose numbers are not added up yet
+        self._adding = threading.RLock()  # another thread may read a watch that runs
 
     def __enter__(self) -> ModelWatch:
         self._walk.enter("watch", *(() if self._choice.keep is None else (padding_in_place(),)))
@@ -129,7 +129,7 @@ class ModelWatch(Observations):
             self.passed_over += 1
             return
         keep = choice.keep is not None and choice.keep(site, step)
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with self._adding, torch.no_grad(), torch._C.DisableTorchFunction():
             try:
                 record = self._looked_at(call, site, step, keep)
             except Exception as error:  # must not end a training run: counted as unobserved
@@ -143,12 +143,11 @@ class ModelWatch(Observations):
         place = self._site_observations(site, call.query.shape[1])
         numbers = step_numbers(call) if self._together and not keep and not call.rows_unknown else None
         if numbers is not None:
-            with _ADDING:
-                if self._waiting and len(self._waiting[-1].numbers.norms) != len(numbers.norms):
-                    self._add_up()  # alarms read the calls of a place in their order
-                self._waiting.append(StepRecord(site, step, numbers))
-                if len(self._waiting) >= _TOGETHER:
-                    self._add_up()
+            if self._waiting and len(self._waiting[-1].numbers.norms) != len(numbers.norms):
+                self._add_up()  # alarms read the calls of a place in their order
+            self._waiting.append(StepRecord(site, step, numbers))
+            if len(self._waiting) >= _TOGETHER:
+                self._add_up()
             return None
         self._add_up()
         measured, out_norm = observed(call, self._request)
@@ -173,9 +172,7 @@ class ModelWatch(Observations):
 
     def _add_up(self) -> None:
         """Add up the numbers of calls of one query, those of many steps at once."""
-        if not self._waiting:
-            return
-        with _ADDING, torch.no_grad(), torch._C.DisableTorchFunction():
+        with self._adding, torch.no_grad(), torch._C.DisableTorchFunction():
             waiting, self._waiting = self._waiting, []
             if not waiting:
                 return

@@ -47,7 +47,7 @@ class EightBits(NamedTuple):
 
 
 def in_eight_bits(model: nn.Module, left_out: str | None = None) -> EightBits:
-    """What is saved of a model that holds linear layers in 8 bits.
+    """The tensors to save of a model that holds linear layers in 8 bits.
 
     Args:
         left_out: the name of a layer that is not saved, such as the copy of an embedding.
