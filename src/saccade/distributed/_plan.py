@@ -170,7 +170,7 @@ class SequencePlan:
         """Rectangles (rows of this rank, keys of these spans) outside of which its rows see none of these keys."""
         found = []
         for rows in self.rows[self.rank]:
-            seen = self._table.seen[rows[0] // self.block : -(-rows[1] // self.block)].any(0)
+            seen = self._seen_by(rows)
             for start, stop in keys:
                 first = start // self.block
                 blocks = np.flatnonzero(seen[first : -(-stop // self.block)])
@@ -178,6 +178,15 @@ class SequencePlan:
                     low, high = first + int(blocks[0]), first + int(blocks[-1]) + 1
                     found.append((rows, (low * self.block, min(high * self.block, stop))))
         return tuple(found)
+
+    def sees_only(self, rows: Span, keys: Span) -> bool:
+        """Whether rows of this rank see no keys but these, in whole blocks."""
+        seen = self._seen_by(rows)
+        return not (seen[: keys[0] // self.block].any() or seen[-(-keys[1] // self.block) :].any())
+
+    def _seen_by(self, rows: Span) -> Array:
+        seen: Array = self._table.seen[rows[0] // self.block : -(-rows[1] // self.block)].any(0)
+        return seen
 
     def mask_of(self, mask: Mask | None, rows: Span, keys: Span) -> Mask | None:
         """The mask of a rectangle; of the plan's own mask always the same object, which remembers its work lists."""

@@ -278,7 +278,8 @@ class GradientSums:
             call = self.settings.call(rows, keys, *tensors, scores)
             out, d_out = (x[:, :, here] for x in self.rows)
             d_lse = None if self.d_lse is None else self.d_lse[:, :, here]
-            found = _tiles.backward(call, self.wanted, out, self.lse[..., here], d_out, d_lse)
+            whole = plan.sees_only(rows, keys)
+            found = _tiles.backward(call, self.wanted, out, self.lse[..., here], d_out, d_lse, whole)
             ((key_at, key_stop),) = plan.within((keys,), part.spans)
             if found[0] is not None:
                 self._d_query[:, :, here] += found[0]

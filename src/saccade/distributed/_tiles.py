@@ -26,6 +26,9 @@ from ..operator._masks._intervals import Span
 from ._plan import SequencePlan
 
 EMPTY = float("-inf")
+# With at most so many keys the kernels of half precision take delta = sum_j p_ij dp_ij from these keys alone, since it
+# is rounded less than that of d_out . out: right for a whole row, but not for a rectangle of it.
+_ONE_TILE = 128
 Pair = tuple[Tensor, Tensor]
 
 
@@ -75,7 +78,13 @@ def forward(call: CheckedCall) -> Pair:
 
 
 def backward(
-    call: CheckedCall, wanted: tuple[bool, ...], out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None
+    call: CheckedCall,
+    wanted: tuple[bool, ...],
+    out: Tensor,
+    lse: Tensor,
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    whole: bool,
 ) -> list[Tensor | None]:
     """Gradients of query, key, value and the bias's parameter: this rectangle's share of them.
 
@@ -84,9 +93,13 @@ def backward(
         out, d_out: (B, Hq, r, Dv), of whole rows.
         lse: (2, B, Hq, r) float32, of whole rows with the sink, and its rounding error; -inf on rows that see no key.
         d_lse: (B, Hq, r).
+        whole: whether the rows see no other keys.
     """
     if native.refuses(call) is not None:
         return _by_recomputing(call, wanted, out, lse.double().sum(0), d_out, d_lse)
+    if call.query.dtype != torch.float32 and not whole and call.length_k <= _ONE_TILE:
+        query, key, value, out, d_out = (x.float() for x in (call.query, call.key, call.value, out, d_out))
+        call = replace(call, query=query, key=key, value=value)
     settings, parameter = _native(call)
     given = [call.query, call.key, call.value, parameter, None]
     return _kernels.backward(settings, given, (*wanted, False), out, lse, d_out, d_lse)[:4]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..operator._attention import run as run_call
-from ..operator._call import CheckedCall
+from ..operator._call import CheckedCall, accumulator_of
 from ..operator._checks import make_call
 from ..operator._masks import Mask, PerHead
 from ..operator._masks._intervals import Kind, Region, throughout
@@ -35,8 +35,9 @@ def run(plan: SequencePlan, tensors: tuple[Tensor, Tensor, Tensor], whole: Check
     if mine:
         out, lse = _computed(query, key, value, mine, keys[plan.rank], whole)
     else:
-        out = query.new_zeros(*query.shape[:3], value.shape[3]) + (query.sum() + key.sum() + value.sum())
-        lse = out.sum(-1)
+        learned = [x.reshape(-1)[:0] for x in whole.tensors()[3:]]
+        out = query.new_zeros(*query.shape[:3], value.shape[3]) + sum(x.sum() for x in (query, key, value, *learned))
+        lse = out.sum(-1, dtype=accumulator_of(query))
     out, lse = _Swap.apply(plan, (queries, queries), False, out, lse[..., None])
     return out, lse[..., 0]
 
