@@ -75,7 +75,9 @@ class Case:
         if self.bias == "T5":
             return saccade.RelativeBias(parameter)
         if self.bias == "score":
-            return saccade.Score(lambda score, b, h, q, k: score * torch.where(k % 3 == 1, 0.5, 1.0) + parameter[h, k] * b)
+            return saccade.Score(
+                lambda score, b, h, q, k: score * torch.where(k % 3 == 1, 0.5, 1.0) + parameter[h, k] * b
+            )
         if self.bias == "untraced score":
             return saccade.Score(lambda score, b, h, q, k: score - parameter[h] * torch.lgamma((q - k).abs() + 1.0) / 9)
         return parameter

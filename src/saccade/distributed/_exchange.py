@@ -14,24 +14,37 @@ Message = tuple[int, Tensor]  # (rank within the group, a contiguous tensor)
 
 
 class Pending:
-    """Messages under way. `wait` returns what was received, in the order in which it was posted."""
+    """Messages under way. Sent tensors must not be changed until `finish`."""
 
-    def __init__(self, work: list[Any], sent: list[Tensor], received: list[Tensor], operation: str) -> None:
-        self._work, self._sent, self._received, self._operation = work, sent, received, operation
+    def __init__(self, group: Any, sends: Sequence[Message], receives: Sequence[Message], operation: str) -> None:
+        self._operation, self._sent, self._received = operation, [x for _, x in sends], [x for _, x in receives]
+        self._work: list[Any] = []
+        world = dist.get_process_group_ranks(group) if group is not None else range(dist.get_world_size())
+        posts = [dist.P2POp(dist.irecv, x, world[rank], group) for rank, x in receives if x.numel()]
+        self._awaited = len(posts)
+        posts += [dist.P2POp(dist.isend, x, world[rank], group) for rank, x in sends if x.numel()]
+        if posts:
+            self._work = answered(operation, lambda: dist.batch_isend_irecv(posts))
+        if len(self._work) < len(posts):  # a backend that gives one handle for all
+            self._awaited = len(self._work)
 
-    def wait(self) -> list[Tensor]:
-        answered(self._operation, lambda: [one.wait() for one in self._work])
-        self._sent = []
+    def received(self) -> list[Tensor]:
+        """What came, in the order in which it was posted."""
+        answered(self._operation, lambda: [one.wait() for one in self._work[: self._awaited]])
         return self._received
 
+    def finish(self) -> None:
+        """Wait until everything is sent."""
+        answered(self._operation, lambda: [one.wait() for one in self._work[self._awaited :]])
+        self._sent = []
 
-def post(group: Any, sends: Sequence[Message], receives: Sequence[Message], operation: str) -> Pending:
-    """Begin to send and receive; messages without entries are left out. Sent tensors must not be changed until `wait`."""
-    world = dist.get_process_group_ranks(group) if group is not None else range(dist.get_world_size())
-    work = [dist.P2POp(dist.isend, x, world[rank], group) for rank, x in sends if x.numel()]
-    work += [dist.P2POp(dist.irecv, x, world[rank], group) for rank, x in receives if x.numel()]
-    posted = answered(operation, lambda: dist.batch_isend_irecv(work)) if work else []
-    return Pending(posted, [x for _, x in sends], [x for _, x in receives], operation)
+
+def exchanged(group: Any, sends: Sequence[Message], receives: Sequence[Message], operation: str) -> list[Tensor]:
+    """Send and receive, and wait for both; messages without entries are left out."""
+    pending = Pending(group, sends, receives, operation)
+    received = pending.received()
+    pending.finish()
+    return received
 
 
 def answered(operation: str, call: Callable[[], T]) -> T:

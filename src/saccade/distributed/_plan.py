@@ -16,7 +16,7 @@ from ..operator._masks._data import bounded
 from ..operator._masks._intervals import Span
 from ._blocks import Array, BlockTable, survey
 from ._dealing import dealt, evenly, imbalance, needed, received
-from ._exchange import Message, agree, post
+from ._exchange import Message, agree, exchanged
 
 LAYOUTS = ("auto", "ring", "gathered", "ulysses")
 _FEW = 4  # times the rows of a rank that gathered keys may be, by themselves
@@ -170,23 +170,25 @@ class SequencePlan:
         """Rectangles (rows of this rank, keys of these spans) outside of which its rows see none of these keys."""
         found = []
         for rows in self.rows[self.rank]:
-            seen = self._seen_by(rows)
-            for start, stop in keys:
-                first = start // self.block
-                blocks = np.flatnonzero(seen[first : -(-stop // self.block)])
-                if len(blocks):
-                    low, high = first + int(blocks[0]), first + int(blocks[-1]) + 1
-                    found.append((rows, (low * self.block, min(high * self.block, stop))))
+            for span in keys:
+                seen = self._table.seen[self._blocks(rows), self._blocks(span)]
+                down, across = np.flatnonzero(seen.any(1)), np.flatnonzero(seen.any(0))
+                if len(down):
+                    found.append((self._hull(rows, down), self._hull(span, across)))
         return tuple(found)
+
+    def _blocks(self, span: Span) -> slice:
+        return slice(span[0] // self.block, -(-span[1] // self.block))
+
+    def _hull(self, span: Span, blocks: Array) -> Span:
+        """The part of a span from the first to the last of its chosen blocks."""
+        first, last = int(blocks[0]) * self.block, (int(blocks[-1]) + 1) * self.block
+        return span[0] + first, min(span[0] + last, span[1])
 
     def sees_only(self, rows: Span, keys: Span) -> bool:
         """Whether rows of this rank see no keys but these, in whole blocks."""
-        seen = self._seen_by(rows)
-        return not (seen[: keys[0] // self.block].any() or seen[-(-keys[1] // self.block) :].any())
-
-    def _seen_by(self, rows: Span) -> Array:
-        seen: Array = self._table.seen[rows[0] // self.block : -(-rows[1] // self.block)].any(0)
-        return seen
+        seen, inside = self._table.seen[self._blocks(rows)].any(0), self._blocks(keys)
+        return not (seen[: inside.start].any() or seen[inside.stop :].any())
 
     def mask_of(self, mask: Mask | None, rows: Span, keys: Span) -> Mask | None:
         """The mask of a rectangle; of the plan's own mask always the same object, which remembers its work lists."""
@@ -240,9 +242,9 @@ class _Unshard(torch.autograd.Function):
         ctx.plan, ctx.dim, own = plan, dim, shard.contiguous()
         others = [rank for rank in range(plan.ranks) if rank != plan.rank]
         into = [(rank, _like(shard, dim, plan.held(rank))) for rank in others]
-        pending = post(plan.group, [(rank, own) for rank in others], into, "unshard")
+        received = exchanged(plan.group, [(rank, own) for rank in others], into, "unshard")
         whole = _like(shard, dim, plan.length)
-        for rank, part in ((plan.rank, own), *zip(others, pending.wait(), strict=True)):
+        for rank, part in ((plan.rank, own), *zip(others, received, strict=True)):
             _put(whole, dim, plan.rows[rank], part)
         return whole
 
@@ -254,7 +256,7 @@ class _Unshard(torch.autograd.Function):
         total = plan.cut(d_whole, dim, plan.rows[plan.rank]).clone()
         sends: list[Message] = [(rank, plan.cut(d_whole, dim, plan.rows[rank]).contiguous()) for rank in others]
         into = [(rank, _like(d_whole, dim, total.shape[dim])) for rank in others]
-        for part in post(plan.group, sends, into, "unshard, backward").wait():
+        for part in exchanged(plan.group, sends, into, "unshard, backward"):
             total += part
         return total, None, None
 

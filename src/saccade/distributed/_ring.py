@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ..operator._call import accumulator_of, share_of_keys, sink_lse
 from . import _tiles
-from ._exchange import Pending, post
+from ._exchange import Pending
 from ._plan import SequencePlan, Spans
 from ._tiles import EMPTY, Pair, TileSettings
 
@@ -63,16 +63,20 @@ class RingAttention(torch.autograd.Function):
         settings, wanted = ctx.settings, ctx.needs_input_grad[1:]
         d_out = torch.zeros_like(out) if d_out is None else d_out
         grads = GradientSums(settings, wanted, query, parameter, out, lse, d_out, d_lse)
-        plan, returning = settings.plan, None
+        plan, returned = settings.plan, []
         d_keys = [torch.zeros_like(x, dtype=grads.dtype) for x in (key, value)]
         parts = iter([_gathered(plan, *kept)]) if kept else _parts(plan, key, value)
         for part in parts:
             mine = grads.add(part)
             if not wanted[1] and not wanted[2]:
                 continue
-            _come_back(plan, returning, d_keys)
-            returning = _go_back(plan, part, mine, d_keys, key.dtype)
-        _come_back(plan, returning, d_keys)
+            if returned:
+                _come_back(plan, returned[-1], d_keys)
+            returned += _go_back(plan, part, mine, d_keys, key.dtype)
+        if returned:
+            _come_back(plan, returned[-1], d_keys)
+        for returning in returned:
+            returning.pending.finish()
         d_key, d_value = (x.to(key.dtype) if want else None for x, want in zip(d_keys, wanted[1:3], strict=True))
         d_sink = _sink_gradient(sink, lse, out, d_out, d_lse) if sink is not None and wanted[4] else None
         return None, grads.query if wanted[0] else None, d_key, d_value, grads.of_bias(), d_sink
@@ -86,17 +90,19 @@ def _parts(plan: SequencePlan, key: Tensor, value: Tensor) -> Iterator[KeyPart]:
     if plan.layout == "gathered":
         others = [rank for rank in range(plan.ranks) if rank != plan.rank]
         pending = _fetch(plan, key, value, others, others, "attention, gathered")
-        yield _joined(plan, key, value, others, pending.wait())
+        yield _joined(plan, key, value, others, pending.received())
+        pending.finish()
         return
-    yield_now = KeyPart(plan.rank, plan.rows[plan.rank], key, value)
-    for step in range(1, plan.ranks + 1):
-        pending = None
-        if step < plan.ranks:
-            to, source = (plan.rank + step) % plan.ranks, (plan.rank - step) % plan.ranks
-            pending = _fetch(plan, key, value, [to], [source], f"attention, ring step {step}")
-        yield yield_now
-        if pending is not None:
-            yield_now = KeyPart(source, plan.from_rank(plan.rank, source), *pending.wait())
+    part, sent = KeyPart(plan.rank, plan.rows[plan.rank], key, value), []
+    for step in range(1, plan.ranks):
+        to, source = (plan.rank + step) % plan.ranks, (plan.rank - step) % plan.ranks
+        pending = _fetch(plan, key, value, [to], [source], f"attention, ring step {step}")
+        sent.append(pending)
+        yield part
+        part = KeyPart(source, plan.from_rank(plan.rank, source), *pending.received())
+    yield part
+    for pending in sent:
+        pending.finish()
 
 
 def _fetch(
@@ -111,7 +117,7 @@ def _fetch(
     for rank in sources:
         count = _size(plan.from_rank(plan.rank, rank))
         receives += [(rank, x.new_empty(*x.shape[:2], count, x.shape[3])) for x in (key, value)]
-    return post(plan.group, sends, receives, operation)
+    return Pending(plan.group, sends, receives, operation)
 
 
 def _joined(plan: SequencePlan, key: Tensor, value: Tensor, others: list[int], received: list[Tensor]) -> KeyPart:
@@ -160,12 +166,12 @@ class Returning:
 
 def _go_back(
     plan: SequencePlan, part: KeyPart, mine: list[Tensor], d_keys: list[Tensor], dtype: torch.dtype
-) -> Returning | None:
+) -> list[Returning]:
     """Add gradients of own keys, and send those of others' to them."""
     if part.source == plan.rank:
         for total, x in zip(d_keys, mine, strict=True):
             total += x
-        return None
+        return []
     if part.source is None:
         sources = targets = [rank for rank in range(plan.ranks) if rank != plan.rank]
         own = plan.from_rank(plan.rank, plan.rank)
@@ -180,13 +186,11 @@ def _go_back(
     spans = [plan.from_rank(rank, plan.rank) for rank in sources]
     for rank, theirs in zip(sources, spans, strict=True):
         receives += [(rank, x.new_empty(*x.shape[:2], _size(theirs), x.shape[3], dtype=dtype)) for x in d_keys]
-    return Returning(post(plan.group, sends, receives, "attention, backward: gradients of keys and values"), spans)
+    return [Returning(Pending(plan.group, sends, receives, "attention, backward: gradients of keys and values"), spans)]
 
 
-def _come_back(plan: SequencePlan, returning: Returning | None, d_keys: list[Tensor]) -> None:
-    if returning is None:
-        return
-    received = returning.pending.wait()
+def _come_back(plan: SequencePlan, returning: Returning, d_keys: list[Tensor]) -> None:
+    received = returning.pending.received()
     for n, spans in enumerate(returning.spans):
         _add(plan, spans, received[2 * n : 2 * n + 2], d_keys)
 
@@ -215,15 +219,24 @@ class RowSums:
         for rows, keys, tensors in _rectangles(self.settings, self.query, part):
             scores = None if parameter is None else self.settings.scores_of(parameter, rows, keys)
             pair = _tiles.forward(self.settings.call(rows, keys, *tensors, scores))
-            self.pairs[rows] = self._merged(self.pairs[rows], pair) if rows in self.pairs else pair
+            span = next(span for span in self.spans if span[0] <= rows[0] < span[1])
+            if span == rows and span not in self.pairs:
+                self.pairs[span] = pair
+            else:
+                self._merge(span, rows, pair)
 
-    def _merged(self, before: Pair, more: Pair) -> Pair:
-        (out, lse), (more_out, more_lse) = before, more
-        both = torch.logaddexp(lse, more_lse)
+    def _merge(self, span: tuple[int, int], rows: tuple[int, int], more: Pair) -> None:
+        """Add keys that some rows of a span see."""
+        whole, whole_lse = self.pairs.get(span) or self._unseen(span[1] - span[0])
+        whole = whole.to(self.dtype)
+        self.pairs[span] = whole, whole_lse
+        out, lse = (x[:, :, rows[0] - span[0] : rows[1] - span[0]] for x in (whole, whole_lse))
+        both = torch.logaddexp(lse, more[1])
         pivot = torch.where(both == EMPTY, 0.0, both)
-        weight, more_weight = (torch.exp(x - pivot).to(self.dtype)[..., None] for x in (lse, more_lse))
+        weight, more_weight = (torch.exp(x - pivot).to(self.dtype)[..., None] for x in (lse, more[1]))
         # A part that a row sees nothing of is 0 there, whatever its keys hold.
-        return (out.to(self.dtype) * weight).addcmul_(more_out.to(self.dtype), more_weight), both
+        out.mul_(weight).addcmul_(more[0].to(self.dtype), more_weight)
+        lse.copy_(both)
 
     def joined(self) -> Pair:
         """out (B, Hq, n, Dv) and lse (B, Hq, n), float64, without the sink."""

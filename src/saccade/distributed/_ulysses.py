@@ -20,7 +20,7 @@ from ..operator._call import CheckedCall, accumulator_of
 from ..operator._checks import make_call
 from ..operator._masks import Mask, PerHead
 from ..operator._masks._intervals import Kind, Region, throughout
-from ._exchange import post
+from ._exchange import exchanged
 from ._plan import SequencePlan
 
 Heads = tuple[int, ...]
@@ -103,7 +103,7 @@ def _to_heads(
         for rank in ranks
         for x, of in zip(tensors, heads, strict=True)
     ]
-    received = _exchanged(plan, sends, into, operation)
+    received = _swapped(plan, sends, into, operation)
     wholes = [
         x.new_empty(x.shape[0], len(of[plan.rank]), plan.length, x.shape[3])
         for x, of in zip(tensors, heads, strict=True)
@@ -128,7 +128,7 @@ def _to_rows(
         for rank in ranks
         for x, of in zip(tensors, heads, strict=True)
     ]
-    received = _exchanged(plan, sends, into, operation)
+    received = _swapped(plan, sends, into, operation)
     found = []
     for n, (x, of) in enumerate(zip(tensors, heads, strict=True)):
         count = max((head for held in of for head in held), default=-1) + 1
@@ -139,12 +139,11 @@ def _to_rows(
     return found
 
 
-def _exchanged(plan: SequencePlan, sends: Any, into: Any, operation: str) -> list[Tensor]:
+def _swapped(plan: SequencePlan, sends: Any, into: Any, operation: str) -> list[Tensor]:
     """What is received, in the order of `into`; what a rank has for itself is not sent."""
     own = iter([x for to, x in sends if to == plan.rank])
     others = [message for message in into if message[0] != plan.rank]
-    pending = post(plan.group, [message for message in sends if message[0] != plan.rank], others, operation)
-    received = iter(pending.wait())
+    received = iter(exchanged(plan.group, [message for message in sends if message[0] != plan.rank], others, operation))
     return [next(own) if rank == plan.rank else next(received) for rank, _ in into]
 
 

@@ -1,0 +1,152 @@
+"""How much of two processes attention on shards uses: seconds of one process / (ranks x seconds of the slowest rank).
+
+    python benchmarks/distributed.py [--ranks 2] [--rounds 5] [--length 16384] [--case NAME ...]
+                                     [--out benchmarks/results/distributed.md]
+
+Every process has one thread; gloo connects them on this machine. One process with the whole sequence and all ranks
+together take turns within each round, and the figures are medians of a round's. The plan is made once, as for all
+layers of a model. Beside it stands `alone`: what a rank's own work takes where nothing travels and nothing is merged,
+measured on both at once, which shows what the machine leaves of two processes.
+
+Shape legend: query, key, value (1, 2, L, 64), float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+import saccade
+from saccade import Causal, Documents, Mask, Window, distributed
+
+HEADS, WIDTH = 2, 64
+OUT = Path(__file__).parent / "results" / "distributed.md"
+GOALS = {"causal": 0.92, "documents": 0.90, "window": 0.85}
+STAGES = ("forward", "forward + backward")
+LAYOUTS = ("gathered", "ring")
+
+
+def documents(length: int) -> Mask:
+    """Packed documents of 200 to 3,000 tokens."""
+    sizes = torch.randint(200, 3001, (length // 200 + 1,), generator=torch.Generator().manual_seed(0))
+    return Causal() & Documents(torch.repeat_interleave(torch.arange(len(sizes)), sizes)[:length])
+
+
+MASKS: dict[str, Callable[[int], Mask]] = {
+    "causal": lambda length: Causal(),
+    "documents": documents,
+    "window": lambda length: Window(1023, 0),
+}
+
+
+def timed(call: Callable[[], None]) -> float:
+    """Seconds of the slowest rank, on every rank."""
+    dist.barrier()
+    start = time.perf_counter()
+    call()
+    taken = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    return float(taken)
+
+
+def step(attend: Callable[..., torch.Tensor], tensors: list[torch.Tensor], stage: str) -> Callable[[], None]:
+    """One call, with its backward pass where the stage has one."""
+
+    def run() -> None:
+        if stage == STAGES[0]:
+            with torch.no_grad():
+                attend(*tensors)
+            return
+        out = attend(*(x.requires_grad_() for x in tensors))
+        torch.autograd.grad(out, tensors, torch.ones_like(out))
+
+    return run
+
+
+def one_process(call: Callable[[], None], rank: int) -> float:
+    """Seconds on rank 0, while the others wait."""
+    return timed(call if rank == 0 else lambda: None)
+
+
+def measured(rank: int, ranks: int, name: str, length: int, rounds: int) -> list[tuple[str, str, float, float, float]]:
+    """(layout, stage, seconds of one process, seconds of all, share of ideal) of a mask."""
+    draw = torch.Generator().manual_seed(0)
+    whole = [torch.randn(1, HEADS, length, WIDTH, generator=draw) for _ in range(3)]
+    mask, rows = MASKS[name](length), []
+    plans = {layout: distributed.plan(mask, length, layout=layout) for layout in LAYOUTS}
+    for stage in STAGES:
+        calls: dict[str, Callable[[], None]] = {}
+        for layout, plan in plans.items():
+            shards = [plan.shard(x).contiguous() for x in whole]
+            calls[layout] = step(lambda *x, plan=plan: distributed.attention(*x, plan=plan), shards, stage)
+        alone = step(lambda *x: saccade.attention(*x, mask), whole, stage)
+        seconds: dict[str, list[float]] = {layout: [] for layout in LAYOUTS}
+        single: list[float] = []
+        for _ in range(rounds + 1):
+            single.append(one_process(alone, rank))
+            for layout, call in calls.items():
+                seconds[layout].append(timed(call))
+        for layout, taken in seconds.items():
+            shares = [one / (ranks * all_) for one, all_ in zip(single[1:], taken[1:], strict=True)]
+            middle = statistics.median(shares)
+            rows.append((layout, stage, statistics.median(single[1:]), statistics.median(taken[1:]), middle))
+    return rows
+
+
+def serve(rank: int, options: Any, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=options.ranks)
+    lines = []
+    for name in options.case or MASKS:
+        for layout, stage, single, taken, share in measured(rank, options.ranks, name, options.length, options.rounds):
+            verdict = "yes" if share >= GOALS[name] else "no"
+            lines.append(
+                f"| {name} | {layout} | {stage} | {single * 1e3:.1f} | {taken * 1e3:.1f} | {share:.1%} | {verdict} |"
+            )
+            if rank == 0:
+                print(lines[-1], flush=True)
+    if rank == 0 and options.out:
+        write(Path(options.out), options, lines)
+
+
+def write(path: Path, options: Any, lines: list[str]) -> None:
+    goals = ", ".join(f"{name} {goal:.0%}" for name, goal in GOALS.items())
+    head = [
+        "# Attention on shards",
+        "",
+        f"`python benchmarks/distributed.py`: {platform.machine()}, {options.ranks} processes of 1 thread, gloo, "
+        f"L = {options.length}, {options.rounds} rounds, torch {torch.__version__}. Query, key, value "
+        f"(1, {HEADS}, L, {WIDTH}) in float32; medians. Share of ideal: one process / ({options.ranks} x the slowest rank).",
+        "",
+        f"Goals: {goals}.",
+        "",
+        "| mask | layout | stage | one process, ms | together, ms | share of ideal | goal reached |",
+        "|---|---|---|---:|---:|---:|---|",
+    ]
+    path.write_text("\n".join([*head, *lines]) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--length", type=int, default=16384)
+    parser.add_argument("--case", nargs="*", choices=list(MASKS))
+    parser.add_argument("--out", default=str(OUT))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(serve, (options, f"{folder}/store"), nprocs=options.ranks)
+
+
+if __name__ == "__main__":
+    main()
