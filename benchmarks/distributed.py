@@ -29,7 +29,8 @@ import torch.multiprocessing
 import saccade
 from saccade import Causal, Documents, Mask, Window, distributed
 
-HEADS, WIDTH = 2, 64
+WIDTH = 64
+HEADS = {"causal": 2, "documents": 8, "window": 8}
 OUT = Path(__file__).parent / "results" / "distributed.md"
 GOALS = {"causal": 0.92, "documents": 0.90, "window": 0.85}
 STAGES = ("forward", "forward + backward")
@@ -81,7 +82,7 @@ def one_process(call: Callable[[], None], rank: int) -> float:
 def measured(rank: int, ranks: int, name: str, length: int, rounds: int) -> list[tuple[str, str, float, float, float]]:
     """(layout, stage, seconds of one process, seconds of all, share of ideal) of a mask."""
     draw = torch.Generator().manual_seed(0)
-    whole = [torch.randn(1, HEADS, length, WIDTH, generator=draw) for _ in range(3)]
+    whole = [torch.randn(1, HEADS[name], length, WIDTH, generator=draw) for _ in range(3)]
     mask, rows = MASKS[name](length), []
     plans = {layout: distributed.plan(mask, length, layout=layout) for layout in LAYOUTS}
     for stage in STAGES:
@@ -126,7 +127,7 @@ def write(path: Path, options: Any, lines: list[str]) -> None:
         "",
         f"`python benchmarks/distributed.py`: {platform.machine()}, {options.ranks} processes of 1 thread, gloo, "
         f"L = {options.length}, {options.rounds} rounds, torch {torch.__version__}. Query, key, value "
-        f"(1, {HEADS}, L, {WIDTH}) in float32; medians. Share of ideal: one process / ({options.ranks} x the slowest rank).",
+        f"(1, H, L, {WIDTH}) in float32, H = 2 (causal) or 8; medians. Share of ideal: one process / ({options.ranks} x the slowest rank).",
         "",
         f"Goals: {goals}.",
         "",

@@ -5,8 +5,8 @@
     out = saccade.distributed.attention(query, key, value, plan=plan)   # and gradients, as in one process
 
 Begin with `_attention.py`. `_blocks.py` reads the mask in blocks, `_dealing.py` deals them, `_plan.py` is the result;
-`_exchange.py` sends and receives, `_tiles.py` computes parts by the operator, and `_ring.py` and `_ulysses.py` are the
-ways to do a call. Imports the operator and its masks.
+`_exchange.py` sends and receives, `_tiles.py` computes rectangles by the operator, `_sums.py` adds them up, and
+`_ring.py` and `_ulysses.py` are the ways to do a call. Imports the operator and its masks.
 """
 
 from __future__ import annotations

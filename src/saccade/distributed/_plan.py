@@ -145,7 +145,7 @@ class SequencePlan:
 
     def held(self, rank: int) -> int:
         """Number of rows that a rank holds."""
-        return sum(stop - start for start, stop in self.rows[rank])
+        return size(self.rows[rank])
 
     def _spans(self, blocks: Array) -> Spans:
         """Rows of the chosen blocks (n,), as spans that do not touch."""
@@ -259,6 +259,11 @@ class _Unshard(torch.autograd.Function):
         for part in exchanged(plan.group, sends, into, "unshard, backward"):
             total += part
         return total, None, None
+
+
+def size(spans: Spans) -> int:
+    """Number of positions in spans."""
+    return sum(stop - start for start, stop in spans)
 
 
 def _like(tensor: Tensor, dim: int, size: int) -> Tensor:

@@ -11,7 +11,6 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, n rows of this rank, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,20 +18,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..operator._call import accumulator_of, share_of_keys, sink_lse
-from . import _tiles
 from ._exchange import Pending
-from ._plan import SequencePlan, Spans
+from ._plan import SequencePlan, Spans, size
+from ._sums import GradientSums, KeyPart, RowSums
 from ._tiles import EMPTY, Pair, TileSettings
-
-
-@dataclass
-class KeyPart:
-    """Keys and values that are at hand: key (B, Hkv, m, D) and value (B, Hkv, m, Dv) of the positions `spans`."""
-
-    source: int | None  # the rank they are from; None: several
-    spans: Spans
-    key: Tensor
-    value: Tensor
 
 
 class RingAttention(torch.autograd.Function):
@@ -63,23 +52,14 @@ class RingAttention(torch.autograd.Function):
         settings, wanted = ctx.settings, ctx.needs_input_grad[1:]
         d_out = torch.zeros_like(out) if d_out is None else d_out
         grads = GradientSums(settings, wanted, query, parameter, out, lse, d_out, d_lse)
-        plan, returned = settings.plan, []
-        d_keys = [torch.zeros_like(x, dtype=grads.dtype) for x in (key, value)]
-        parts = iter([_gathered(plan, *kept)]) if kept else _parts(plan, key, value)
-        for part in parts:
-            mine = grads.add(part)
-            if not wanted[1] and not wanted[2]:
-                continue
-            if returned:
-                _come_back(plan, returned[-1], d_keys)
-            returned += _go_back(plan, part, mine, d_keys, key.dtype)
-        if returned:
-            _come_back(plan, returned[-1], d_keys)
-        for returning in returned:
-            returning.pending.finish()
-        d_key, d_value = (x.to(key.dtype) if want else None for x, want in zip(d_keys, wanted[1:3], strict=True))
+        of_keys = KeyGradients(settings.plan, key, value)
+        for part in iter([_gathered(settings.plan, *kept)]) if kept else _parts(settings.plan, key, value):
+            found = grads.add(part)
+            if wanted[1] or wanted[2]:
+                of_keys.add(part, found)
+        d_key, d_value = of_keys.joined() if wanted[1] or wanted[2] else (None, None)
         d_sink = _sink_gradient(sink, lse, out, d_out, d_lse) if sink is not None and wanted[4] else None
-        return None, grads.query if wanted[0] else None, d_key, d_value, grads.of_bias(), d_sink
+        return None, grads.of_query(), d_key, d_value, grads.of_bias(), d_sink
 
 
 # --- keys and values on their way ---------------------------------------------------------------------------------
@@ -115,7 +95,7 @@ def _fetch(
         places = plan.within(plan.from_rank(rank, plan.rank), own)
         sends += [(rank, plan.cut(x, 2, places).contiguous()) for x in (key, value)]
     for rank in sources:
-        count = _size(plan.from_rank(plan.rank, rank))
+        count = size(plan.from_rank(plan.rank, rank))
         receives += [(rank, x.new_empty(*x.shape[:2], count, x.shape[3])) for x in (key, value)]
     return Pending(plan.group, sends, receives, operation)
 
@@ -149,171 +129,66 @@ def _gathered(plan: SequencePlan, key: Tensor, value: Tensor) -> KeyPart:
     return KeyPart(None, tuple(spans), key, value)
 
 
-def _size(spans: Spans) -> int:
-    return sum(stop - start for start, stop in spans)
-
-
 # --- and gradients on their way back ------------------------------------------------------------------------------
 
 
-@dataclass
-class Returning:
-    """Gradients of this rank's keys that come back from others: the positions of each pair of messages."""
+class KeyGradients:
+    """Gradients of this rank's keys and values, from its own rows and from those of others."""
 
-    pending: Pending
-    spans: list[Spans]
+    def __init__(self, plan: SequencePlan, key: Tensor, value: Tensor) -> None:
+        self.plan, self.given = plan, (key, value)
+        self.totals: list[Tensor] = []
+        self.pending: list[tuple[Pending, list[int]]] = []
 
-
-def _go_back(
-    plan: SequencePlan, part: KeyPart, mine: list[Tensor], d_keys: list[Tensor], dtype: torch.dtype
-) -> list[Returning]:
-    """Add gradients of own keys, and send those of others' to them."""
-    if part.source == plan.rank:
-        for total, x in zip(d_keys, mine, strict=True):
-            total += x
-        return []
-    if part.source is None:
-        sources = targets = [rank for rank in range(plan.ranks) if rank != plan.rank]
-        own = plan.from_rank(plan.rank, plan.rank)
-        _add(plan, own, [plan.cut(x, 2, plan.within(own, part.spans)) for x in mine], d_keys)
-    else:
-        targets, step = [part.source], (plan.rank - part.source) % plan.ranks
-        sources = [(plan.rank + step) % plan.ranks]
-    sends, receives = [], []
-    for rank in targets:
-        places = plan.within(plan.from_rank(plan.rank, rank), part.spans)
-        sends += [(rank, plan.cut(x, 2, places).to(dtype).contiguous()) for x in mine]
-    spans = [plan.from_rank(rank, plan.rank) for rank in sources]
-    for rank, theirs in zip(sources, spans, strict=True):
-        receives += [(rank, x.new_empty(*x.shape[:2], _size(theirs), x.shape[3], dtype=dtype)) for x in d_keys]
-    return [Returning(Pending(plan.group, sends, receives, "attention, backward: gradients of keys and values"), spans)]
-
-
-def _come_back(plan: SequencePlan, returning: Returning, d_keys: list[Tensor]) -> None:
-    received = returning.pending.received()
-    for n, spans in enumerate(returning.spans):
-        _add(plan, spans, received[2 * n : 2 * n + 2], d_keys)
-
-
-def _add(plan: SequencePlan, spans: Spans, parts: list[Tensor], totals: list[Tensor]) -> None:
-    for total, part in zip(totals, parts, strict=True):
-        done = 0
-        for start, stop in plan.within(spans, plan.rows[plan.rank]):
-            total.narrow(2, start, stop - start).add_(part.narrow(2, done, stop - start))
-            done += stop - start
-
-
-# --- sums over parts ----------------------------------------------------------------------------------------------
-
-
-class RowSums:
-    """Attention of this rank's rows over the parts so far: for each span of rows a pair (out, lse), or None."""
-
-    def __init__(self, settings: TileSettings, query: Tensor, width: int) -> None:
-        self.settings, self.query, self.width = settings, query, width
-        self.dtype = accumulator_of(query)
-        self.spans = settings.plan.rows[settings.plan.rank]
-        self.pairs: dict[tuple[int, int], Pair] = {}
-
-    def add(self, part: KeyPart, parameter: Tensor | None) -> None:
-        for rows, keys, tensors in _rectangles(self.settings, self.query, part):
-            scores = None if parameter is None else self.settings.scores_of(parameter, rows, keys)
-            pair = _tiles.forward(self.settings.call(rows, keys, *tensors, scores))
-            span = next(span for span in self.spans if span[0] <= rows[0] < span[1])
-            if span == rows and span not in self.pairs:
-                self.pairs[span] = pair
+    def add(self, part: KeyPart, found: list[Tensor]) -> None:
+        """Take the gradients of a part's keys and values: own ones are added, and others' begin their way to them."""
+        self._receive()
+        plan, own = self.plan, self.plan.rows[self.plan.rank]
+        if part.source == plan.rank:
+            self.totals = found
+            return
+        if part.source is None:
+            targets = sources = [rank for rank in range(plan.ranks) if rank != plan.rank]
+            spans = plan.from_rank(plan.rank, plan.rank)
+            mine = [plan.cut(x, 2, plan.within(spans, part.spans)) for x in found]
+            if spans == own:
+                self.totals = mine
             else:
-                self._merge(span, rows, pair)
+                self.totals = [x.new_zeros(*x.shape[:2], plan.held(plan.rank), x.shape[3]) for x in mine]
+                self._add(spans, mine)
+        else:
+            targets, sources = [part.source], [(2 * plan.rank - part.source) % plan.ranks]
+        sends, receives = [], []
+        for rank in targets:
+            places = plan.within(plan.from_rank(plan.rank, rank), part.spans)
+            sends += [(rank, plan.cut(x, 2, places).to(self.given[0].dtype).contiguous()) for x in found]
+        for rank in sources:
+            count = size(plan.from_rank(rank, plan.rank))
+            receives += [(rank, x.new_empty(*x.shape[:2], count, x.shape[3])) for x in self.given]
+        operation = "attention, backward: gradients of keys and values"
+        self.pending.append((Pending(plan.group, sends, receives, operation), sources))
 
-    def _merge(self, span: tuple[int, int], rows: tuple[int, int], more: Pair) -> None:
-        """Add keys that some rows of a span see."""
-        whole, whole_lse = self.pairs.get(span) or self._unseen(span[1] - span[0])
-        whole = whole.to(self.dtype)
-        self.pairs[span] = whole, whole_lse
-        out, lse = (x[:, :, rows[0] - span[0] : rows[1] - span[0]] for x in (whole, whole_lse))
-        both = torch.logaddexp(lse, more[1])
-        pivot = torch.where(both == EMPTY, 0.0, both)
-        weight, more_weight = (torch.exp(x - pivot).to(self.dtype)[..., None] for x in (lse, more[1]))
-        # A part that a row sees nothing of is 0 there, whatever its keys hold.
-        out.mul_(weight).addcmul_(more[0].to(self.dtype), more_weight)
-        lse.copy_(both)
+    def joined(self) -> list[Tensor]:
+        """The gradients of key and value."""
+        self._receive()
+        for pending, _ in self.pending:
+            pending.finish()
+        return [total.to(x.dtype) for total, x in zip(self.totals, self.given, strict=True)]
 
-    def joined(self) -> Pair:
-        """out (B, Hq, n, Dv) and lse (B, Hq, n), float64, without the sink."""
-        pairs = [self.pairs.get(rows) or self._unseen(rows[1] - rows[0]) for rows in self.spans or ((0, 0),)]
-        if len(pairs) == 1:
-            return pairs[0]
-        outs, lses = zip(*pairs, strict=True)
-        return torch.cat([out.to(self.dtype) for out in outs], 2), torch.cat(lses, 2)
+    def _receive(self) -> None:
+        """Add what comes back of the step before."""
+        if self.pending:
+            pending, sources = self.pending[-1]
+            received = pending.received()
+            for n, rank in enumerate(sources):
+                self._add(self.plan.from_rank(rank, self.plan.rank), received[2 * n : 2 * n + 2])
 
-    def _unseen(self, count: int) -> Pair:
-        out = self.query.new_zeros(*self.query.shape[:2], count, self.width)
-        return out, out.new_full(out.shape[:3], EMPTY, dtype=torch.float64)
-
-
-class GradientSums:
-    """Gradients of query and bias over the parts so far; `add` gives those of a part's keys and values."""
-
-    def __init__(
-        self,
-        settings: TileSettings,
-        wanted: tuple[bool, ...],
-        query: Tensor,
-        parameter: Tensor | None,
-        out: Tensor,
-        lse: Tensor,
-        d_out: Tensor,
-        d_lse: Tensor | None,
-    ) -> None:
-        self.settings, self.wanted, self.dtype = settings, wanted[:4], accumulator_of(query)
-        self._query, self.parameter, self.d_lse, self.rows = query, parameter, d_lse, (out, d_out)
-        high = lse.float() if query.dtype != torch.float64 else lse
-        self.lse = torch.stack((high, torch.where(lse.isfinite(), (lse - high).to(high.dtype), 0.0)))
-        self._d_query = torch.zeros_like(query, dtype=self.dtype)
-        self.d_scores = None
-        if parameter is not None and wanted[3]:
-            self.d_scores = torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, self.dtype))
-
-    @property
-    def query(self) -> Tensor:
-        return self._d_query.to(self._query.dtype)
-
-    def of_bias(self) -> Tensor | None:
-        return None if self.d_scores is None or self.parameter is None else self.d_scores.to(self.parameter.dtype)
-
-    def add(self, part: KeyPart) -> list[Tensor]:
-        plan = self.settings.plan
-        d_part = [torch.zeros_like(x, dtype=self.dtype) for x in (part.key, part.value)]
-        for rows, keys, tensors in _rectangles(self.settings, self._query, part):
-            ((at, stop),) = plan.within((rows,), plan.rows[plan.rank])
-            here = slice(at, stop)
-            scores = None if self.parameter is None else self.settings.scores_of(self.parameter, rows, keys)
-            call = self.settings.call(rows, keys, *tensors, scores)
-            out, d_out = (x[:, :, here] for x in self.rows)
-            d_lse = None if self.d_lse is None else self.d_lse[:, :, here]
-            whole = plan.sees_only(rows, keys)
-            found = _tiles.backward(call, self.wanted, out, self.lse[..., here], d_out, d_lse, whole)
-            ((key_at, key_stop),) = plan.within((keys,), part.spans)
-            if found[0] is not None:
-                self._d_query[:, :, here] += found[0]
-            for total, x in zip(d_part, found[1:3], strict=True):
-                if x is not None:
-                    total[:, :, key_at:key_stop] += x
-            if self.d_scores is not None and found[3] is not None:
-                self.settings.scores_of(self.d_scores, rows, keys).add_(found[3])
-        return d_part
-
-
-def _rectangles(
-    settings: TileSettings, query: Tensor, part: KeyPart
-) -> Iterator[tuple[tuple[int, int], tuple[int, int], tuple[Tensor, Tensor, Tensor]]]:
-    """Rows and keys in the whole sequence, and their query, key and value."""
-    plan = settings.plan
-    for rows, keys in plan.tiles(part.spans):
-        ((start, stop),) = plan.within((rows,), plan.rows[plan.rank])
-        ((first, last),) = plan.within((keys,), part.spans)
-        key, value = (x.narrow(2, first, last - first) for x in (part.key, part.value))
-        yield rows, keys, (query.narrow(2, start, stop - start), key, value)
+    def _add(self, spans: Spans, parts: list[Tensor]) -> None:
+        for total, part in zip(self.totals, parts, strict=True):
+            done = 0
+            for start, stop in self.plan.within(spans, self.plan.rows[self.plan.rank]):
+                total[:, :, start:stop] += part[:, :, done : done + stop - start]
+                done += stop - start
 
 
 def _sink_gradient(sink: Tensor, lse: Tensor, out: Tensor, d_out: Tensor, d_lse: Tensor | None) -> Tensor:
