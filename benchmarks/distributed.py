@@ -5,10 +5,9 @@
 
 Every process has one thread; gloo connects them on this machine. One process with the whole sequence and all ranks
 together take turns within each round, and the figures are medians of a round's. The plan is made once, as for all
-layers of a model. Beside it stands `alone`: what a rank's own work takes where nothing travels and nothing is merged,
-measured on both at once, which shows what the machine leaves of two processes.
+layers of a model.
 
-Shape legend: query, key, value (1, 2, L, 64), float32.
+Shape legend: query, key, value (1, H, L, 64), float32, with H = 2 heads (causal) or 8.
 """
 
 from __future__ import annotations
@@ -118,6 +117,8 @@ def serve(rank: int, options: Any, store: str) -> None:
                 print(lines[-1], flush=True)
     if rank == 0 and options.out:
         write(Path(options.out), options, lines)
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def write(path: Path, options: Any, lines: list[str]) -> None:
@@ -127,7 +128,8 @@ def write(path: Path, options: Any, lines: list[str]) -> None:
         "",
         f"`python benchmarks/distributed.py`: {platform.machine()}, {options.ranks} processes of 1 thread, gloo, "
         f"L = {options.length}, {options.rounds} rounds, torch {torch.__version__}. Query, key, value "
-        f"(1, H, L, {WIDTH}) in float32, H = 2 (causal) or 8; medians. Share of ideal: one process / ({options.ranks} x the slowest rank).",
+        f"(1, H, L, {WIDTH}) in float32, H = 2 (causal) or 8; medians. Share of ideal: one process / "
+        f"({options.ranks} x the slowest rank).",
         "",
         f"Goals: {goals}.",
         "",

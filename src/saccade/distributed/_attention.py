@@ -112,7 +112,7 @@ def _run(
 
 @dataclass(frozen=True, eq=False)
 class _ShardedCall:
-    """A call whose arguments are right on this rank; `whole` has tensors of the whole sequence's shapes, without data."""
+    """A call that is right on this rank; `whole` has tensors of the whole sequence's shapes, without data."""
 
     whole: CheckedCall
     tensors: tuple[Tensor, Tensor, Tensor]
@@ -126,7 +126,7 @@ def _checked(query: Any, key: Any, value: Any, plan: SequencePlan, given: Any, o
     for name, tensor in (("query", query), ("key", key)):
         if tensor.shape[2] != held:
             raise ValueError(
-                f"{name} has {tensor.shape[2]} rows (axis 2), expected the {held} that plan.shard gives rank {plan.rank}"
+                f"{name} has {tensor.shape[2]} rows (axis 2), expected the {held} of plan.shard on rank {plan.rank}"
             )
     nothing = query.new_empty(())
     wholes = [nothing.expand(*x.shape[:2], plan.length, x.shape[3]) for x in tensors]

@@ -53,25 +53,24 @@ def answered(operation: str, call: Callable[[], T]) -> T:
         return call()
     except RuntimeError as error:
         raise RuntimeError(
-            f"saccade.distributed: {operation}: another rank does not answer. It has ended, has raised an error, or has "
-            f"not made the same call within the timeout of the process group ({str(error).splitlines()[0]})"
+            f"saccade.distributed: {operation}: another rank does not answer. It has ended, has raised an error, "
+            f"or has not made the same call within the timeout of the process group ({str(error).splitlines()[0]})"
         ) from error
 
 
 def agree(group: Any, facts: dict[str, Any], operation: str) -> list[dict[str, Any]]:
     """The facts of every rank. ValueError on every rank, saying which rank and what, unless all are the same.
 
-    Facts whose name begins with an underscore may differ.
+    A fact `_name` may differ; a message shows it in place of the fact `name`.
     """
     every: list[Any] = [None] * dist.get_world_size(group)
     answered(operation, lambda: dist.all_gather_object(every, facts, group))
-    for name in facts:
+    for name in (name for name in facts if not name.startswith("_")):
         values = [of.get(name) for of in every]
         other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
-        if other is not None and not name.startswith("_"):
-            raise ValueError(
-                f"{operation}: ranks disagree: {name} is {values[0]} on rank 0 and {values[other]} on rank {other}"
-            )
+        if other is not None:
+            first, second = (every[rank].get(f"_{name}", values[rank]) for rank in (0, other))
+            raise ValueError(f"{operation}: ranks disagree: {name} is {first} on rank 0 and {second} on rank {other}")
     return every
 
 

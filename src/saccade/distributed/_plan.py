@@ -19,7 +19,7 @@ from ._dealing import dealt, evenly, imbalance, needed, received
 from ._exchange import Message, agree, exchanged
 
 LAYOUTS = ("auto", "ring", "gathered", "ulysses")
-_FEW = 4  # times the rows of a rank that gathered keys may be, by themselves
+_STEPS = 1024  # rows of a rank from which on a step of the ring hides the next one's messages
 
 Spans = tuple[Span, ...]
 
@@ -36,7 +36,7 @@ def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str
         group: a process group of torch.distributed; None: all ranks.
         layout: "ring": keys and values go from rank to rank while others are computed with; at most two parts are held.
             "gathered": all that a rank needs comes at once, and is held. "ulysses": each rank computes some heads of
-            all rows. "auto": gathered if no rank needs many keys of others, else ring.
+            all rows. "auto": ring, or gathered where ranks hold few rows.
 
     Raises:
         RuntimeError: torch.distributed has no process group, or a rank does not answer.
@@ -102,11 +102,10 @@ class SequencePlan:
     def _chosen(self, layout: str) -> tuple[str, str]:
         if layout != "auto":
             return layout, "named by the caller"
-        most = max(self.keys_received)
-        held = f"{most} keys of others at most, for {self.length // self.ranks} rows of a rank"
-        if most <= _FEW * self.length / self.ranks:
-            return "gathered", f"{held}: few enough to hold at once"
-        return "ring", f"{held}: too many to hold at once"
+        held = f"about {self.length // self.ranks} rows for each rank"
+        if self.length < _STEPS * self.ranks:
+            return "gathered", f"{held}: messages take longer than what a step computes"
+        return "ring", f"{held}: the next keys travel while these are computed with"
 
     # --- tensors ----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 import saccade
-from saccade import distributed
+from saccade import Causal, Documents, Window, distributed
+from saccade.operator._dropout import as_dropout
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Case:
     bias: str | None = None
     sink: bool = False
     options: dict[str, Any] = field(default_factory=dict)  # scale, softcap, dropout
+    poison: list[int] | None = None  # NaN from these rows on, for each item
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """query, key, value and the cotangents of out and lse."""
@@ -42,6 +44,9 @@ class Case:
             name: torch.randn(self.batch, h, self.length, w, generator=draw, dtype=torch.float64).to(self.dtype)
             for name, (h, w) in shapes.items()
         }
+        for item, start in enumerate(self.poison or ()):
+            for tensor in made.values():
+                tensor[item, :, start:] = torch.nan
         return {**made, "d_lse": made["d_lse"][..., 0]}
 
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -142,3 +147,50 @@ def counted_bytes(rank, case: Case):
 def planned(rank, mask, length, layout="auto"):
     plan = distributed.plan(mask, length, layout=layout)
     return plan.rows, plan.imbalance, plan.layout, plan.explain()
+
+
+def resharded(rank, length):
+    plan = distributed.plan(Causal(), length)
+    whole = torch.arange(length * 5.0).view(length, 5).requires_grad_()
+    shard = plan.shard(whole, dim=0)
+    again = plan.unshard(shard, dim=-2)
+    ((rank + 1) / 2 * again**2).sum().backward()
+    return {"rows": plan.rows, "shard": shard.detach(), "whole": again.detach(), "gradient": whole.grad}
+
+
+def attend_unseeded(rank, case: Case):
+    """Output where each rank's generator stands elsewhere, and the seed that the rank would have drawn."""
+    torch.manual_seed(rank)
+    seed = as_dropout(case.options["dropout"]).seed
+    torch.manual_seed(rank)
+    plan, given = distributed.plan(case.mask, case.length, layout=case.layout), case.tensors()
+    shards = [plan.shard(given[name]) for name in ("query", "key", "value")]
+    return {"seed": seed, "out": plan.unshard(distributed.attention(*shards, plan=plan, **case.options))}
+
+
+def faulty_call(rank, fault):
+    """A call that is another one on rank 2."""
+    other = rank == 2
+    length = 101 if fault == "length" and other else 97
+    mask = Window(3, 0) if fault == "mask" and other else Causal()
+    if fault == "ids":
+        mask = Documents([0] * (5 if other else 97))
+    layout = "gathered" if fault == "layout" and other else "ring"
+    plan = distributed.plan(mask, length, layout=layout)
+    case = Case(97, heads=(3, 3) if fault == "heads" and other else (6, 3))
+    shards = [plan.shard(case.tensors()[name]) for name in ("query", "key", "value")]
+    if other and fault == "dtype":
+        shards = [x.float() for x in shards]
+    if other and fault == "shard":
+        shards = [x[:, :, :5] for x in shards]
+    if other and fault == "gradients":
+        shards[1].requires_grad_()
+    return distributed.attention(*shards, plan=plan, scale=0.25 if fault == "scale" and other else 0.5)
+
+
+def silent(rank):
+    """Rank 1 makes a plan with the others, but no call."""
+    plan, given = distributed.plan(None, 97), Case(97).tensors()
+    return (
+        None if rank else distributed.attention(*(plan.shard(given[x]) for x in ("query", "key", "value")), plan=plan)
+    )
