@@ -60,6 +60,15 @@ def attention(
         TypeError, ValueError: as `saccade.attention`; shards that are not the plan's; arguments that the layout cannot
             do, or that are not the same on all ranks. Every rank raises.
         RuntimeError: a rank does not answer.
+
+    Example:
+        >>> import torch, torch.distributed as dist, saccade
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")
+        >>> plan = saccade.distributed.plan(saccade.Causal(), 128)
+        >>> query, key, value = (plan.shard(x) for x in torch.randn(3, 1, 8, 128, 64))
+        >>> saccade.distributed.attention(query, key, value, plan=plan).shape  # of two ranks: (1, 8, 64, 64)
+        torch.Size([1, 8, 128, 64])
+        >>> dist.destroy_process_group()
     """
     return _run(query, key, value, plan, bias=bias, scale=scale, softcap=softcap, sink=sink, dropout=dropout)[0]
 
@@ -70,8 +79,19 @@ def attention_with_lse(*args: Any, plan: SequencePlan, **options: Any) -> tuple[
 
     Returns:
         out (B, Hq, n, Dv) and lse (B, Hq, n): as from `saccade.attention_with_lse`, this rank's rows.
+
+    Example:
+        >>> import torch, torch.distributed as dist, saccade
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")
+        >>> plan = saccade.distributed.plan(None, 16)
+        >>> query, key, value = torch.randn(3, 1, 2, 16, 8)
+        >>> out, lse = saccade.distributed.attention_with_lse(query, key, value, plan=plan)
+        >>> torch.allclose(lse, torch.logsumexp(query @ key.mT / 8**0.5, dim=-1), atol=1e-5)
+        True
+        >>> dist.destroy_process_group()
     """
-    return _run(*args, plan=plan, **options)
+    found: tuple[Tensor, Tensor] = _run(*args, plan=plan, **options)  # type: ignore[misc]
+    return found
 
 
 def _run(
@@ -137,7 +157,9 @@ def _checked(query: Any, key: Any, value: Any, plan: SequencePlan, given: Any, o
             raise ValueError("bias has only this rank's rows: layout 'ulysses' computes all rows, pass the whole bias")
         assert bias is not None
         bias._check(query.shape[0], query.shape[1], held, plan.length)
-    whole = make_call(*wholes, plan.mask, bias=None if own_rows else given, **options)
+    whole_query, whole_key, whole_value = wholes
+    shared = None if own_rows else given
+    whole = make_call(whole_query, whole_key, whole_value, plan.mask, bias=shared, **options)
     if whole.dropout is not None and plan.layout == "ulysses" and plan.ranks > 1:
         raise ValueError(
             "dropout: layout 'ulysses' computes heads apart, and which weights are dropped depends on the number of "
@@ -155,9 +177,8 @@ def _agreed(plan: SequencePlan, call: _ShardedCall | None, problem: Exception | 
         whole, device = call.whole, query.device
         if whole.dropout is not None and not isinstance(dropout, Dropout):
             seed = whole.dropout.seed
-        learned = [
-            x.requires_grad for x in (*call.tensors, whole.sink, call.bias and call.bias.parameter) if x is not None
-        ]
+        learned = [*call.tensors, *([] if call.bias is None else [call.bias.parameter])]
+        learned += [] if whole.sink is None else [whole.sink]
         shape = None if call.bias is None else tuple(call.bias.parameter.shape)
         if isinstance(call.bias, TensorBias) and shape is not None:
             shape = (*shape[:2], shape[3])
@@ -171,7 +192,8 @@ def _agreed(plan: SequencePlan, call: _ShardedCall | None, problem: Exception | 
             "sink": whole.sink is not None,
             "bias": None if call.bias is None else (type(call.bias).__name__, shape),
             "dropout": None if whole.dropout is None else (whole.dropout.p, seed is None and whole.dropout.seed),
-            "gradients": torch.is_grad_enabled() and (any(learned), key.requires_grad or value.requires_grad),
+            "gradients": torch.is_grad_enabled()
+            and (any(x.requires_grad for x in learned), key.requires_grad or value.requires_grad),
         }
     number = int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:8], "big") >> 1
     found = same_everywhere(plan.group, number, device, "attention", seed or 0)

@@ -94,7 +94,7 @@ def _walk(mask: Mask, table: BlockTable, digest: Any) -> None:
             bits = _bits(mask, rows, keys, length)
             looked_at += bits.size
             digest.update(np.packbits(bits).tobytes())
-            table.seen[here] |= _any_in_blocks(bits.any((0, 1)), size)
+            table.seen[here] |= _any_in_blocks(np.any(bits, (0, 1)), size)
             table.pairs[here[0]] += _in_blocks(bits.mean((0, 1)).sum(1, keepdims=True), size).sum((1, 2, 3))
 
 
@@ -114,4 +114,4 @@ def _in_blocks(square: Array, size: int) -> Array:
 
 
 def _any_in_blocks(square: Array, size: int) -> Array:
-    return _in_blocks(square, size).any((1, 3))
+    return np.any(_in_blocks(square, size), (1, 3))

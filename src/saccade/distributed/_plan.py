@@ -41,6 +41,14 @@ def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str
     Raises:
         RuntimeError: torch.distributed has no process group, or a rank does not answer.
         TypeError, ValueError: an argument is wrong, or not the same on all ranks; every rank raises it.
+
+    Example:
+        >>> import torch, torch.distributed as dist, saccade
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")
+        >>> plan = saccade.distributed.plan(saccade.Causal(), 128)
+        >>> plan.rows  # of two ranks: (((0, 32), (96, 128)), ((32, 96),))
+        (((0, 128),),)
+        >>> dist.destroy_process_group()
     """
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
@@ -83,6 +91,16 @@ class SequencePlan:
         imbalance: visible pairs of the busiest rank, as a share above the mean; 0 under "ulysses", where heads decide.
         digest: of all that the mask shows; the same for masks that show the same.
         keys_received: for each rank, the number of others' keys that its rows see, in whole blocks.
+
+    Example:
+        >>> import torch, torch.distributed as dist, saccade
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")
+        >>> plan = saccade.distributed.plan(saccade.Window(15, 0), 128, layout="ring")
+        >>> print(plan.explain())
+        layout ring: named by the caller
+        128 rows in blocks of 1 over 1 ranks, imbalance 0.0%
+        rank 0: rows 0:128 (128); 100.0% of the pairs; receives 0 keys
+        >>> dist.destroy_process_group()
     """
 
     def __init__(self, mask: Mask | None, table: BlockTable, group: Any, layout: str) -> None:
@@ -186,7 +204,7 @@ class SequencePlan:
 
     def sees_only(self, rows: Span, keys: Span) -> bool:
         """Whether rows of this rank see no keys but these, in whole blocks."""
-        seen, inside = self._table.seen[self._blocks(rows)].any(0), self._blocks(keys)
+        seen, inside = np.any(self._table.seen[self._blocks(rows)], 0), self._blocks(keys)
         return not (seen[: inside.start].any() or seen[inside.stop :].any())
 
     def mask_of(self, mask: Mask | None, rows: Span, keys: Span) -> Mask | None:

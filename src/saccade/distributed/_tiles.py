@@ -115,13 +115,12 @@ def _by_recomputing(
 ) -> list[Tensor | None]:
     """By any backend: out = sum_n w_n out_n with w_n = exp(lse_n - lse), so that d_out_n = w_n d_out and
     d_lse_n = w_n (d_out . out_n - d_out . out + d_lse)."""
-    given = [call.query, call.key, call.value, None if call.bias is None else call.bias.parameter]
     with torch.enable_grad():
-        leaves = [None if x is None else x.detach().requires_grad_(want) for x, want in zip(given, wanted, strict=True)]
-        query, key, value, parameter = leaves
+        leaves = [x.detach().requires_grad_(want) for x, want in zip(call.tensors(), wanted, strict=False)]
+        query, key, value, *rest = leaves
         bias = copy.copy(call.bias)
         if bias is not None:
-            bias.parameter = parameter  # type: ignore[assignment]
+            (bias.parameter,) = rest
         again = replace(call, query=query, key=key, value=value, bias=bias)
         part, part_lse = choose(again, "auto")[0].run(again)
     with torch.no_grad():
@@ -130,6 +129,6 @@ def _by_recomputing(
         d_out = torch.where(unseen[..., None], 0.0, d_out).double()
         inner = (d_out * (part - out)).sum(-1) + (0.0 if d_lse is None else torch.where(unseen, 0.0, d_lse))
         cotangents = ((d_out * weight[..., None]).to(part.dtype), (inner * weight).to(part_lse.dtype))
-    asked = [x for x, want in zip(leaves, wanted, strict=True) if want and x is not None]
+    asked = [leaf for leaf in leaves if leaf.requires_grad]
     found = iter(torch.autograd.grad((part, part_lse), asked, cotangents, allow_unused=True))
-    return [next(found) if want and x is not None else None for x, want in zip(leaves, wanted, strict=True)]
+    return [next(found) if want and n < len(leaves) else None for n, want in enumerate(wanted)]
