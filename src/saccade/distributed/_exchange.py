@@ -1,4 +1,4 @@
-"""Messages between ranks: posted together, waited for later. What goes wrong is told in one message."""
+"""Messages between ranks: posted together, waited for later. Failures become one message that names the operation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pending:
             self._awaited = len(self._work)
 
     def received(self) -> list[Tensor]:
-        """What came, in the order in which it was posted."""
+        """The received tensors, in the order in which they were posted."""
         answered(self._operation, lambda: [one.wait() for one in self._work[: self._awaited]])
         return self._received
 

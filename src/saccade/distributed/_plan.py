@@ -79,7 +79,7 @@ def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str
 
 
 class SequencePlan:
-    """Who holds which rows of a sequence; made by `plan`. It holds for every layer with this mask.
+    """The rows of a sequence that each rank holds, made by `plan`. One plan serves every layer with this mask.
 
     Attributes:
         mask: the mask of the whole sequence.

@@ -140,17 +140,17 @@ class KeyGradients:
         self.totals: list[Tensor] = []
         self.pending: list[tuple[Pending, list[int]]] = []
 
-    def add(self, part: KeyPart, found: list[Tensor]) -> None:
+    def add(self, part: KeyPart, gradients: list[Tensor]) -> None:
         """Take the gradients of a part's keys and values: own ones are added, and others' begin their way to them."""
         self._receive()
         plan, own = self.plan, self.plan.rows[self.plan.rank]
         if part.source == plan.rank:
-            self.totals = found
+            self.totals = gradients
             return
         if part.source is None:
             targets = sources = [rank for rank in range(plan.ranks) if rank != plan.rank]
             spans = plan.from_rank(plan.rank, plan.rank)
-            mine = [plan.cut(x, 2, plan.within(spans, part.spans)) for x in found]
+            mine = [plan.cut(x, 2, plan.within(spans, part.spans)) for x in gradients]
             if spans == own:
                 self.totals = mine
             else:
@@ -161,7 +161,7 @@ class KeyGradients:
         sends, receives = [], []
         for rank in targets:
             places = plan.within(plan.from_rank(plan.rank, rank), part.spans)
-            sends += [(rank, plan.cut(x, 2, places).to(self.given[0].dtype).contiguous()) for x in found]
+            sends += [(rank, plan.cut(x, 2, places).to(self.given[0].dtype).contiguous()) for x in gradients]
         for rank in sources:
             count = size(plan.from_rank(rank, plan.rank))
             receives += [(rank, x.new_empty(*x.shape[:2], count, x.shape[3])) for x in self.given]

@@ -113,7 +113,7 @@ def _native(call: CheckedCall) -> tuple[_kernels.KernelSettings, Tensor | None]:
 def _by_recomputing(
     call: CheckedCall, wanted: tuple[bool, ...], out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None
 ) -> list[Tensor | None]:
-    """By any backend: out = sum_n w_n out_n with w_n = exp(lse_n - lse), so that d_out_n = w_n d_out and
+    """Gradients by any backend: out = sum_n w_n out_n with w_n = exp(lse_n - lse), so that d_out_n = w_n d_out and
     d_lse_n = w_n (d_out . out_n - d_out . out + d_lse)."""
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_(want) for x, want in zip(call.tensors(), wanted, strict=False)]

@@ -120,7 +120,7 @@ def _to_heads(
 def _to_rows(
     plan: SequencePlan, heads: tuple[tuple[Heads, ...], ...], tensors: Any, operation: str, counts: list[int]
 ) -> list[Tensor]:
-    """What several ranks have of a head is added up, in the order of ranks."""
+    """The way back. Heads that several ranks have are added up, in the order of ranks."""
     ranks, own = range(plan.ranks), plan.held(plan.rank)
     sends = [(to, plan.cut(x, 2, plan.rows[to]).contiguous()) for to in ranks for x in tensors]
     into = [
@@ -140,7 +140,7 @@ def _to_rows(
 
 
 def _swapped(plan: SequencePlan, sends: Any, into: Any, operation: str) -> list[Tensor]:
-    """What is received, in the order of `into`; what a rank has for itself is not sent."""
+    """The received tensors, in the order of `into`; those of a rank for itself are not sent."""
     own = iter([x for to, x in sends if to == plan.rank])
     others = [message for message in into if message[0] != plan.rank]
     received = iter(exchanged(plan.group, [message for message in sends if message[0] != plan.rank], others, operation))
