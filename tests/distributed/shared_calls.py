@@ -58,6 +58,7 @@ class Case:
             "own rows": (self.batch, 1, self.length, self.length),
             "keys": (1, 1, 1, self.length),
             "ALiBi": (heads,),
+            "placed ALiBi": (heads,),
             "T5": (8, heads),
             "score": (heads, self.length),
             "untraced score": (heads,),
@@ -77,6 +78,8 @@ class Case:
             return parameter if plan is None else plan.shard(parameter, dim=-2)
         if self.bias == "ALiBi":
             return saccade.ALiBi(parameter)
+        if self.bias == "placed ALiBi":
+            return saccade.ALiBi(parameter).at(3)
         if self.bias == "T5":
             return saccade.RelativeBias(parameter)
         if self.bias == "score":
@@ -88,9 +91,14 @@ class Case:
         return parameter
 
 
-def attend(rank, case: Case):
-    """out and lse of the whole sequence, and this rank's share of every gradient, by name."""
-    plan = distributed.plan(case.mask, case.length, layout=case.layout)
+def attend(rank, case: Case, members=None):
+    """out and lse of the whole sequence, and this rank's share of every gradient, by name.
+
+    Args:
+        members: ranks that make a group of their own; the others end with plan's error.
+    """
+    group = None if members is None else dist.new_group(members)
+    plan = distributed.plan(case.mask, case.length, group, layout=case.layout)
     given, learned = case.tensors(), case.parameters()
     leaves = {name: given[name].requires_grad_() for name in ("query", "key", "value")}
     shards = [plan.shard(x) for x in leaves.values()]

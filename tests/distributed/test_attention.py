@@ -67,7 +67,7 @@ def masks(draw, length, heads):
 def calls(draw):
     length, heads = draw(st.sampled_from([1, 3, 13, 97, 263])), draw(st.sampled_from([(6, 3), (5, 1), (2, 2)]))
     layout = draw(st.sampled_from(LAYOUTS))
-    biases = [None, None, "tensor", "keys", "ALiBi", "T5", "score", "untraced score"]
+    biases = [None, None, "tensor", "keys", "ALiBi", "placed ALiBi", "T5", "score", "untraced score"]
     options = draw(st.fixed_dictionaries({}, optional={"softcap": st.just(3.0), "scale": st.just(0.4)}))
     if layout != "ulysses":
         biases.append("own rows")
@@ -109,6 +109,17 @@ def assert_close(group, case):
             name,
             float(apart.max()),
         )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_group_of_some_ranks(ranks, layout):
+    """Its ranks have other numbers than the processes, which messages are addressed by."""
+    case = Case(97, Causal(), layout)
+    first, outside, second = ranks(3).run(attend, case, [0, 2])
+    assert isinstance(outside, ValueError) and "no rank of the group" in str(outside)
+    got = together([first, second])
+    for name, value in expected(case).items():
+        torch.testing.assert_close(got[name], value, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -14,23 +14,33 @@ from ._blocks import Array, BlockTable
 
 BALANCED = 0.03  # work of the busiest rank above the mean that is not worth more chunks
 _ROWS = 0.10  # the same of rows held, which are the work of the rest of a model
+_PAIRS_OF_A_KEY = 64  # that are computed while a key and its value travel, about
+_PAIRS_OF_A_RECTANGLE = 2000  # that are computed while a rectangle is set up, about
 _CHUNKS = (1, 2, 4, 8, 16)  # of a rank
 _SWAPS = 256
 
 
 def dealt(table: BlockTable, ranks: int) -> Array:
-    """The rank of each block, int (n,): of what is balanced, that for which least travels, in fewest spans."""
+    """The rank of each block, int (n,): the cheapest balanced deal, or one half as balanced if half as much travels."""
     candidates = list(_candidates(table, ranks))
-    work = [imbalance(owner, table.pairs, ranks) for owner in candidates]
     rows = [imbalance(owner, table.rows, ranks) for owner in candidates]
-    fair = [n for n in range(len(candidates)) if work[n] <= max(BALANCED, min(work))]
-    fair = [n for n in fair if rows[n] <= max(_ROWS, min(rows[m] for m in fair))]
+    candidates = [owner for owner, more in zip(candidates, rows, strict=True) if more <= max(_ROWS, min(rows))]
+    work = [imbalance(owner, table.pairs, ranks) for owner in candidates]
+    costs = [_cost(owner, table, ranks) for owner in candidates]
 
-    def cost(n: int) -> tuple[float, ...]:
-        owner = candidates[n]
-        return sum(received(owner, table, ranks)), int((owner[1:] != owner[:-1]).sum()), work[n], n
+    def cheapest(most: float) -> int:
+        return min((n for n, more in enumerate(work) if more <= max(most, min(work))), key=costs.__getitem__)
 
-    return candidates[min(fair, key=cost)]
+    balanced, other = candidates[cheapest(BALANCED)], candidates[cheapest(2 * BALANCED)]
+    less = sum(received(other, table, ranks)) < sum(received(balanced, table, ranks)) / 2
+    return other if less else balanced
+
+
+def _cost(owner: Array, table: BlockTable, ranks: int) -> float:
+    """Pairs of the rank with most to do, with the pairs that could be computed in what messages and rectangles take."""
+    spans = 1 + int((owner[1:] != owner[:-1]).sum())
+    work = np.bincount(owner, table.pairs, ranks) + _PAIRS_OF_A_KEY * np.array(received(owner, table, ranks))
+    return float(work.max()) + _PAIRS_OF_A_RECTANGLE * spans * spans / ranks
 
 
 def evenly(table: BlockTable, ranks: int) -> Array:
