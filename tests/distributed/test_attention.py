@@ -133,6 +133,17 @@ def test_values_and_gradients_of_the_definition(ranks, layout):
         torch.testing.assert_close(got[name].double(), value, rtol=1e-11, atol=1e-11)
 
 
+def test_rectangles_of_few_keys_in_half_precision(ranks):
+    """The kernels then take a row's sums from these keys, as if it had no others: gradients off by a tenth."""
+    assert_close(ranks(3), Case(97, Causal(), "ring", torch.bfloat16, heads=(2, 2), widths=(16, 16)))
+
+
+def test_a_mask_for_each_head_where_heads_are_dealt(ranks):
+    """A rank's first head is not the mask's first."""
+    seen = torch.rand(1, 6, 97, 97, generator=torch.Generator().manual_seed(5)) < 0.3
+    assert_close(ranks(3), Case(97, seen, "ulysses"))
+
+
 def test_a_float_dropout_is_drawn_once_for_all(ranks):
     """Ranks whose generators differ would drop other weights, and merge what is of no one matrix."""
     case = Case(53, None, "ring", options={"dropout": 0.5})
