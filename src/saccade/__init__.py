@@ -8,6 +8,7 @@
         Causal, Window, Padding, Documents ...  masks as values: combine them with & | ~
         ALiBi, RelativeBias, Score, Dropout     biases, score functions and dropout as values
         accelerate                              any PyTorch model on Saccade's CPU kernels
+        distributed                             one sequence over several processes: attention on shards of it
     Build and train models
         nn, positions, batching                 modules, blocks, stacks, caches; positions; padding and packing
         variants                                sparse patterns, and other mechanisms than softmax attention
@@ -95,7 +96,7 @@ __all__ = [
 
 # Names and parts are imported when they are first used: `saccade --help` does without PyTorch, and `saccade.nn` needs
 # no import of its own. Type checkers read the imports below; a test holds them and these tables together.
-_PARTS = ("acceleration", "benchmark", "integrations", "verification")
+_PARTS = ("acceleration", "benchmark", "distributed", "integrations", "verification")
 _WINGS = {  # of each room whose address leaves out its wing
     "analysis": "see",
     "attribution": "see",
@@ -182,6 +183,7 @@ if TYPE_CHECKING:
     from . import (
         acceleration as acceleration,
         benchmark as benchmark,
+        distributed as distributed,
         integrations as integrations,
         verification as verification,
     )

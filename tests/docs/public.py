@@ -25,6 +25,7 @@ PUBLIC = (
     "saccade.verification",
     "saccade.viewer",
     "saccade.acceleration",
+    "saccade.distributed",
     "saccade.integrations.transformers",
     "saccade.integrations.lightning",
     "saccade.integrations.trainer",

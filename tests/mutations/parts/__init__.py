@@ -8,6 +8,7 @@ from . import (
     backends,
     caches,
     decoding,
+    distributed,
     edits,
     flex,
     kernels,
@@ -49,4 +50,5 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "attributions": attributions.FAULTS,
     "measures": measures.FAULTS,
     "edits": edits.FAULTS,
+    "distributed": distributed.FAULTS,
 }

@@ -1,0 +1,17 @@
+"""Attention over a sequence that is shared by several processes (context parallelism), on torch.distributed.
+
+    plan = saccade.distributed.plan(mask, length)                       # who holds which rows, balanced by the mask
+    query, key, value = (plan.shard(x) for x in (query, key, value))    # this rank's rows
+    out = saccade.distributed.attention(query, key, value, plan=plan)   # and gradients, as in one process
+
+Begin with `_attention.py`. `_blocks.py` reads the mask in blocks, `_dealing.py` deals them, `_plan.py` is the result;
+`_exchange.py` sends and receives, `_tiles.py` computes rectangles by the operator, `_sums.py` adds them up, and
+`_ring.py` and `_ulysses.py` are the ways to do a call. Imports the operator and its masks.
+"""
+
+from __future__ import annotations
+
+from ._attention import attention, attention_with_lse
+from ._plan import SequencePlan, plan
+
+__all__ = ["SequencePlan", "attention", "attention_with_lse", "plan"]

@@ -1,0 +1,102 @@
+"""Deals the blocks of a sequence to ranks, so that each computes as much and holds about as many rows.
+
+Candidates: consecutive parts of equal work; and c chunks of equal rows for each rank, heavy and light ones together
+(for causal attention and c = 2 that is the zigzag: chunks i and 2R - 1 - i).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ._blocks import Array, BlockTable
+
+BALANCED = 0.03  # work of the busiest rank above the mean that is not worth more chunks
+_ROWS = 0.10  # the same of rows held, which are the work of the rest of a model
+_PAIRS_OF_A_KEY = 64  # that are computed while a key and its value travel, about
+_PAIRS_OF_A_RECTANGLE = 2000  # that are computed while a rectangle is set up, about
+_CHUNKS = (1, 2, 4, 8, 16)  # of a rank
+_SWAPS = 256
+
+
+def dealt(table: BlockTable, ranks: int) -> Array:
+    """The rank of each block, int (n,): the cheapest balanced deal, or one half as balanced if half as much travels."""
+    candidates = list(_candidates(table, ranks))
+    rows = [imbalance(owner, table.rows, ranks) for owner in candidates]
+    candidates = [owner for owner, more in zip(candidates, rows, strict=True) if more <= max(_ROWS, min(rows))]
+    work = [imbalance(owner, table.pairs, ranks) for owner in candidates]
+    costs = [_cost(owner, table, ranks) for owner in candidates]
+
+    def cheapest(most: float) -> int:
+        return min((n for n, more in enumerate(work) if more <= max(most, min(work))), key=costs.__getitem__)
+
+    balanced, other = candidates[cheapest(BALANCED)], candidates[cheapest(2 * BALANCED)]
+    less = sum(received(other, table, ranks)) < sum(received(balanced, table, ranks)) / 2
+    return other if less else balanced
+
+
+def _cost(owner: Array, table: BlockTable, ranks: int) -> float:
+    """Pairs of the rank with most to do, with the pairs that could be computed in what messages and rectangles take."""
+    spans = 1 + int((owner[1:] != owner[:-1]).sum())
+    work = np.bincount(owner, table.pairs, ranks) + _PAIRS_OF_A_KEY * np.array(received(owner, table, ranks))
+    return float(work.max()) + _PAIRS_OF_A_RECTANGLE * spans * spans / ranks
+
+
+def evenly(table: BlockTable, ranks: int) -> Array:
+    """Consecutive parts of equal rows: (n,)."""
+    return _chunks(len(table.pairs), ranks)
+
+
+def imbalance(owner: Array, amounts: Array, ranks: int) -> float:
+    """The share by which the rank with most exceeds the mean; 0 of nothing."""
+    held = np.bincount(owner, amounts, ranks)
+    return float(held.max() / held.mean() - 1) if held.any() else 0.0
+
+
+def received(owner: Array, table: BlockTable, ranks: int) -> list[int]:
+    """For each rank the number of others' keys that its rows see, in whole blocks."""
+    return [int(table.rows[needed(owner, table, rank) & (owner != rank)].sum()) for rank in range(ranks)]
+
+
+def needed(owner: Array, table: BlockTable, rank: int) -> Array:
+    """The blocks of keys that the rows of a rank see, bool (n,)."""
+    seen: Array = table.seen[owner == rank].any(0)
+    return seen
+
+
+def _candidates(table: BlockTable, ranks: int) -> Iterator[Array]:
+    blocks = len(table.pairs)
+    for each in _CHUNKS:
+        if each == 1 or each * ranks <= blocks:
+            chunks = _chunks(blocks, each * ranks)
+            work = np.bincount(chunks, table.pairs, each * ranks)
+            yield (np.arange(ranks) if each == 1 else _in_turns(work, ranks))[chunks]
+    total = table.pairs.sum()
+    if total > 0:
+        middle = np.cumsum(table.pairs) - table.pairs / 2
+        yield np.minimum((middle * (ranks / total)).astype(np.int64), ranks - 1)
+
+
+def _chunks(blocks: int, count: int) -> Array:
+    """The chunk of each block, of `count` chunks of consecutive blocks."""
+    edges = np.rint(np.arange(1, count) * (blocks / count)).astype(np.int64)
+    return np.searchsorted(edges, np.arange(blocks), side="right")
+
+
+def _in_turns(work: Array, ranks: int) -> Array:
+    """The rank of each chunk, as many for each: dealt heaviest first, there and back, then exchanged where it helps."""
+    turn = np.arange(len(work)) % (2 * ranks)
+    owner = np.empty(len(work), dtype=np.int64)
+    owner[np.argsort(-work, kind="stable")] = np.where(turn < ranks, turn, 2 * ranks - 1 - turn)
+    for _ in range(_SWAPS):
+        held = np.bincount(owner, work, ranks)
+        most, least = int(held.argmax()), int(held.argmin())
+        ours, theirs = np.flatnonzero(owner == most), np.flatnonzero(owner == least)
+        # What exchanging a pair leaves of the difference between the two ranks.
+        left = np.abs(held[most] - held[least] - 2 * (work[ours][:, None] - work[theirs][None]))
+        at = np.unravel_index(int(left.argmin()), left.shape)
+        if left[at] >= (held[most] - held[least]) * (1 - 1e-9):
+            break
+        owner[ours[at[0]]], owner[theirs[at[1]]] = least, most
+    return owner

@@ -1,0 +1,299 @@
+"""The plan: which rank holds which rows of a sequence, what travels between ranks, and shards of tensors."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..operator._masks import Mask, as_mask
+from ..operator._masks._data import bounded
+from ..operator._masks._intervals import Span
+from ._blocks import Array, BlockTable, survey
+from ._dealing import dealt, evenly, imbalance, needed, received
+from ._exchange import Message, agree, exchanged
+
+LAYOUTS = ("auto", "ring", "gathered", "ulysses")
+_STEPS = 1024  # rows of a rank from which on a step of the ring hides the next one's messages
+
+Spans = tuple[Span, ...]
+
+
+def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str = "auto") -> SequencePlan:
+    """Deal the rows of a sequence to the ranks of a process group. Every rank calls it, with the same arguments.
+
+    Rows are dealt in blocks, so that ranks compute equally many visible pairs and hold about equally many rows. Keys
+    are held where their rows are.
+
+    Args:
+        mask: who sees whom in the whole sequence, as in `saccade.attention`; it may differ by item and head.
+        length: rows of the whole sequence, as many as keys. Padding is part of the mask.
+        group: a process group of torch.distributed; None: all ranks.
+        layout: "ring": keys and values go from rank to rank while others are computed with; at most two parts are held.
+            "gathered": all that a rank needs comes at once, and is held. "ulysses": each rank computes some heads of
+            all rows. "auto": ring, or gathered where ranks hold few rows.
+
+    Raises:
+        RuntimeError: torch.distributed has no process group, or a rank does not answer.
+        TypeError, ValueError: an argument is wrong, or not the same on all ranks; every rank raises it.
+
+    Example:
+        >>> import torch, torch.distributed as dist, saccade
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")
+        >>> plan = saccade.distributed.plan(saccade.Causal(), 128)
+        >>> plan.rows  # of two ranks: (((0, 32), (96, 128)), ((32, 96),))
+        (((0, 128),),)
+        >>> dist.destroy_process_group()
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(
+            "saccade.distributed.plan: there is no process group: call torch.distributed.init_process_group() first, "
+            "in each process that torchrun starts"
+        )
+    if dist.get_rank(group) < 0:
+        raise ValueError("plan: this process is no rank of the group: only the group's ranks call plan")
+    table, problem = None, None
+    try:
+        if layout not in LAYOUTS:
+            raise ValueError(f"plan: layout must be one of {', '.join(LAYOUTS)}; got {layout!r}")
+        length, mask = bounded(length, "plan: length", least=1), as_mask(mask)
+        table = survey(mask, length)
+    except (TypeError, ValueError) as error:
+        problem = error
+    facts = {
+        "length": length,
+        "layout": layout,
+        "error": None if problem is None else str(problem),
+        "mask": "" if table is None else table.digest,
+    }
+    agree(group, {**facts, "_mask": _shortened(mask)}, "plan")
+    if problem is not None:
+        raise problem
+    assert table is not None and not isinstance(mask, Tensor)
+    return SequencePlan(mask, table, group, layout)
+
+
+class SequencePlan:
+    """The rows of a sequence that each rank holds, made by `plan`. One plan serves every layer with this mask.
+
+    Attributes:
+        mask: the mask of the whole sequence.
+        length: rows of the whole sequence.
+        layout: "ring", "gathered" or "ulysses".
+        rank, ranks: this process, and the number of them.
+        rows: for each rank the spans (start, stop) of rows that it holds, ascending.
+        block: rows of a block; what travels is whole blocks.
+        imbalance: visible pairs of the busiest rank, as a share above the mean; 0 under "ulysses", where heads decide.
+        digest: of all that the mask shows; the same for masks that show the same.
+        keys_received: for each rank, the number of others' keys that its rows see, in whole blocks.
+
+    Example:
+        >>> import torch, torch.distributed as dist, saccade
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")
+        >>> plan = saccade.distributed.plan(saccade.Window(15, 0), 128, layout="ring")
+        >>> print(plan.explain())
+        layout ring: named by the caller
+        128 rows in blocks of 1 over 1 ranks, imbalance 0.0%
+        rank 0: rows 0:128 (128); 100.0% of the pairs; receives 0 keys
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(self, mask: Mask | None, table: BlockTable, group: Any, layout: str) -> None:
+        self.mask, self.length, self.block = mask, table.length, table.size
+        self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
+        self._table = table
+        self._owner = evenly(table, self.ranks) if layout == "ulysses" else dealt(table, self.ranks)
+        self.rows = tuple(self._spans(self._owner == rank) for rank in range(self.ranks))
+        self.imbalance = 0.0 if layout == "ulysses" else imbalance(self._owner, table.pairs, self.ranks)
+        self.keys_received = tuple(received(self._owner, table, self.ranks))
+        self.layout, self._reason = self._chosen(layout)
+        self.digest = table.digest
+        self._slices: dict[tuple[Span, Span], Mask] = {}
+        self.from_rank = lru_cache(None)(self._from_rank)
+        self.tiles = lru_cache(None)(self._tiles)
+
+    def _chosen(self, layout: str) -> tuple[str, str]:
+        if layout != "auto":
+            return layout, "named by the caller"
+        held = f"about {self.length // self.ranks} rows for each rank"
+        if self.length < _STEPS * self.ranks:
+            return "gathered", f"{held}: messages take longer than what a step computes"
+        return "ring", f"{held}: the next keys travel while these are computed with"
+
+    # --- tensors ----------------------------------------------------------------------------------------------------
+
+    def shard(self, tensor: Tensor, dim: int = 2) -> Tensor:
+        """This rank's rows of a tensor that every rank has whole, in order.
+
+        Its backward pass gives the gradient of these rows, and 0 elsewhere.
+
+        Raises:
+            ValueError: `dim` does not have the plan's length.
+        """
+        self._check_size(tensor, dim, self.length, "shard", "the length")
+        return self.cut(tensor, dim, self.rows[self.rank])
+
+    def unshard(self, shard: Tensor, dim: int = 2) -> Tensor:
+        """The whole tensor from the shards of all ranks, on every rank. Every rank calls it.
+
+        The backward pass adds up what all ranks send for a row: the gradient of the sum of the ranks' losses.
+
+        Raises:
+            ValueError: `dim` does not have as many rows as this rank holds.
+        """
+        self._check_size(shard, dim, self.held(self.rank), "unshard", f"the number of rows of rank {self.rank}")
+        return _Unshard.apply(shard, self, dim % shard.dim())
+
+    def _check_size(self, tensor: Tensor, dim: int, size: int, method: str, what: str) -> None:
+        if not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] != size:
+            raise ValueError(f"plan.{method}: axis {dim} of {tuple(tensor.shape)} must have {what}, {size}")
+
+    def cut(self, tensor: Tensor, dim: int, spans: Spans) -> Tensor:
+        """The rows `spans` along `dim`, one behind the other."""
+        cut = [tensor.narrow(dim, start, stop - start) for start, stop in spans]
+        return cut[0] if len(cut) == 1 else torch.cat(cut, dim) if cut else tensor.narrow(dim, 0, 0)
+
+    # --- spans ------------------------------------------------------------------------------------------------------
+
+    def held(self, rank: int) -> int:
+        """Number of rows that a rank holds."""
+        return size(self.rows[rank])
+
+    def _spans(self, blocks: Array) -> Spans:
+        """Rows of the chosen blocks (n,), as spans that do not touch."""
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], blocks, [False])))) * self.block
+        edges = np.minimum(edges, self.length).tolist()
+        return tuple(zip(edges[::2], edges[1::2], strict=True))
+
+    def _from_rank(self, rank: int, source: int) -> Spans:
+        """The keys of rank `source` that rows of `rank` see, in whole blocks."""
+        return self._spans(needed(self._owner, self._table, rank) & (self._owner == source))
+
+    def within(self, spans: Spans, whole: Spans) -> Spans:
+        """Where `spans` are in a tensor that has the rows `whole` one behind the other."""
+        found, before = [], 0
+        for first, last in whole:
+            inside = [(max(a, first), min(b, last)) for a, b in spans]
+            found += [(a - first + before, b - first + before) for a, b in inside if a < b]
+            before += last - first
+        return tuple(found)
+
+    def _tiles(self, keys: Spans) -> tuple[tuple[Span, Span], ...]:
+        """Rectangles (rows of this rank, keys of these spans) outside of which its rows see none of these keys."""
+        found = []
+        for rows in self.rows[self.rank]:
+            for span in keys:
+                seen = self._table.seen[self._blocks(rows), self._blocks(span)]
+                down, across = np.flatnonzero(seen.any(1)), np.flatnonzero(seen.any(0))
+                if len(down):
+                    found.append((self._hull(rows, down), self._hull(span, across)))
+        return tuple(found)
+
+    def _blocks(self, span: Span) -> slice:
+        return slice(span[0] // self.block, -(-span[1] // self.block))
+
+    def _hull(self, span: Span, blocks: Array) -> Span:
+        """The part of a span from the first to the last of its chosen blocks."""
+        first, last = int(blocks[0]) * self.block, (int(blocks[-1]) + 1) * self.block
+        return span[0] + first, min(span[0] + last, span[1])
+
+    def sees_only(self, rows: Span, keys: Span) -> bool:
+        """Whether rows of this rank see no keys but these, in whole blocks."""
+        seen, inside = np.any(self._table.seen[self._blocks(rows)], 0), self._blocks(keys)
+        return not (seen[: inside.start].any() or seen[inside.stop :].any())
+
+    def mask_of(self, mask: Mask | None, rows: Span, keys: Span) -> Mask | None:
+        """The mask of a rectangle; of the plan's own mask always the same object, which remembers its work lists."""
+        if mask is None:
+            return None
+        lengths = (self.length, self.length)
+        if mask is not self.mask:
+            return mask.slice(rows, keys, lengths=lengths)
+        if (rows, keys) not in self._slices:
+            self._slices[rows, keys] = mask.slice(rows, keys, lengths=lengths)
+        return self._slices[rows, keys]
+
+    # --- what it says of itself ---------------------------------------------------------------------------------------
+
+    def traffic(self, key: Tensor, value: Tensor) -> tuple[int, ...]:
+        """Bytes of keys and values that each rank receives in a forward pass, for shards or tensors like these.
+
+        Under "ulysses" queries and outputs travel instead: it depends on the heads, and this raises ValueError.
+        """
+        if self.layout == "ulysses":
+            raise ValueError("plan.traffic: under 'ulysses' what travels depends on the call, not on the mask")
+        row = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
+        return tuple(row * keys for keys in self.keys_received)
+
+    def explain(self, key: Tensor | None = None, value: Tensor | None = None) -> str:
+        """Layout and reason, imbalance, and for each rank its rows and what it receives: keys, or bytes for `key` and
+        `value` like these."""
+        unit, counts = "keys", self.keys_received
+        if key is not None and value is not None:
+            unit, counts = "bytes", self.traffic(key, value)
+        pairs = np.bincount(self._owner, self._table.pairs, self.ranks)
+        lines = [
+            f"layout {self.layout}: {self._reason}",
+            f"{self.length} rows in blocks of {self.block} over {self.ranks} ranks, imbalance {self.imbalance:.1%}",
+        ]
+        for rank, spans in enumerate(self.rows):
+            where = ", ".join(f"{start}:{stop}" for start, stop in spans) or "none"
+            does = f"{pairs[rank] / max(pairs.sum(), 1):.1%} of the pairs; receives {counts[rank]} {unit}"
+            if self.layout == "ulysses":
+                does = "all rows of some heads"
+            lines.append(f"rank {rank}: rows {where} ({self.held(rank)}); {does}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"SequencePlan({self.mask!r}, {self.length}, layout={self.layout!r}, rank {self.rank} of {self.ranks})"
+
+
+class _Unshard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, plan: SequencePlan, dim: int) -> Tensor:
+        ctx.plan, ctx.dim, own = plan, dim, shard.contiguous()
+        others = [rank for rank in range(plan.ranks) if rank != plan.rank]
+        into = [(rank, _like(shard, dim, plan.held(rank))) for rank in others]
+        received = exchanged(plan.group, [(rank, own) for rank in others], into, "unshard")
+        whole = _like(shard, dim, plan.length)
+        for rank, part in ((plan.rank, own), *zip(others, received, strict=True)):
+            _put(whole, dim, plan.rows[rank], part)
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_whole: Tensor) -> tuple[Tensor, None, None]:
+        plan, dim = ctx.plan, ctx.dim
+        others = [rank for rank in range(plan.ranks) if rank != plan.rank]
+        total = plan.cut(d_whole, dim, plan.rows[plan.rank]).clone()
+        sends: list[Message] = [(rank, plan.cut(d_whole, dim, plan.rows[rank]).contiguous()) for rank in others]
+        into = [(rank, _like(d_whole, dim, total.shape[dim])) for rank in others]
+        for part in exchanged(plan.group, sends, into, "unshard, backward"):
+            total += part
+        return total, None, None
+
+
+def size(spans: Spans) -> int:
+    """Number of positions in spans."""
+    return sum(stop - start for start, stop in spans)
+
+
+def _like(tensor: Tensor, dim: int, size: int) -> Tensor:
+    return tensor.new_empty((*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]))
+
+
+def _put(whole: Tensor, dim: int, spans: Spans, part: Tensor) -> None:
+    done = 0
+    for start, stop in spans:
+        whole.narrow(dim, start, stop - start).copy_(part.narrow(dim, done, stop - start))
+        done += stop - start
+
+
+def _shortened(mask: Any) -> str:
+    text = repr(mask)
+    return text if len(text) <= 120 else f"{text[:117]}..."

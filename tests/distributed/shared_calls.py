@@ -1,0 +1,204 @@
+"""What the processes of a group are given to do. Everything is made of a seed, so that all of them make the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import saccade
+from saccade import Causal, Documents, Window, distributed
+from saccade.operator._dropout import as_dropout
+
+
+@dataclass
+class Case:
+    """One call, and how it is shared."""
+
+    length: int
+    mask: Any = None
+    layout: str = "ring"
+    dtype: torch.dtype = torch.float64
+    batch: int = 2
+    heads: tuple[int, int] = (6, 3)
+    widths: tuple[int, int] = (7, 5)
+    bias: str | None = None
+    sink: bool = False
+    options: dict[str, Any] = field(default_factory=dict)  # scale, softcap, dropout
+    poison: list[int] | None = None  # NaN from these rows on, for each item
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """query, key, value and the cotangents of out and lse."""
+        draw = torch.Generator().manual_seed(7)
+        (queries, keys), (width, value) = self.heads, self.widths
+        shapes = {
+            "query": (queries, width),
+            "key": (keys, width),
+            "value": (keys, value),
+            "d_out": (queries, value),
+            "d_lse": (queries, 1),
+        }
+        made = {
+            name: torch.randn(self.batch, h, self.length, w, generator=draw, dtype=torch.float64).to(self.dtype)
+            for name, (h, w) in shapes.items()
+        }
+        for item, start in enumerate(self.poison or ()):
+            for tensor in made.values():
+                tensor[item, :, start:] = torch.nan
+        return {**made, "d_lse": made["d_lse"][..., 0]}
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """What is learned besides: leaves that require gradients."""
+        draw, heads = torch.Generator().manual_seed(11), self.heads[0]
+        shapes = {
+            None: None,
+            "tensor": (1, heads, self.length, self.length),
+            "own rows": (self.batch, 1, self.length, self.length),
+            "keys": (1, 1, 1, self.length),
+            "ALiBi": (heads,),
+            "placed ALiBi": (heads,),
+            "T5": (8, heads),
+            "score": (heads, self.length),
+            "untraced score": (heads,),
+        }
+        wanted = {"bias": shapes[self.bias], "sink": (heads,) if self.sink else None}
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        return {
+            name: torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype).requires_grad_()
+            for name, shape in wanted.items()
+            if shape is not None
+        }
+
+    def bias_of(self, parameter, plan=None):
+        if parameter is None:
+            return None
+        if self.bias == "own rows":
+            return parameter if plan is None else plan.shard(parameter, dim=-2)
+        if self.bias == "ALiBi":
+            return saccade.ALiBi(parameter)
+        if self.bias == "placed ALiBi":
+            return saccade.ALiBi(parameter).at(3)
+        if self.bias == "T5":
+            return saccade.RelativeBias(parameter)
+        if self.bias == "score":
+            return saccade.Score(
+                lambda score, b, h, q, k: score * torch.where(k % 3 == 1, 0.5, 1.0) + parameter[h, k] * b
+            )
+        if self.bias == "untraced score":
+            return saccade.Score(lambda score, b, h, q, k: score - parameter[h] * torch.lgamma((q - k).abs() + 1.0) / 9)
+        return parameter
+
+
+def attend(rank, case: Case, members=None):
+    """out and lse of the whole sequence, and this rank's share of every gradient, by name.
+
+    Args:
+        members: ranks that make a group of their own; the others end with plan's error.
+    """
+    group = None if members is None else dist.new_group(members)
+    plan = distributed.plan(case.mask, case.length, group, layout=case.layout)
+    given, learned = case.tensors(), case.parameters()
+    leaves = {name: given[name].requires_grad_() for name in ("query", "key", "value")}
+    shards = [plan.shard(x) for x in leaves.values()]
+    scoring = {"bias": case.bias_of(learned.get("bias"), plan), "sink": learned.get("sink")}
+    out, lse = distributed.attention_with_lse(*shards, plan=plan, **scoring, **case.options)
+    seen = lse != -torch.inf
+    loss = (out * plan.shard(given["d_out"])).sum() + torch.where(seen, lse * plan.shard(given["d_lse"]), 0.0).sum()
+    loss.backward()
+    grads = {f"d_{name}": x.grad for name, x in {**leaves, **learned}.items()}
+    return {"out": plan.unshard(out.detach()), "lse": plan.unshard(lse.detach())}, grads
+
+
+def expected(case: Case, backend="auto", dtype=None):
+    """The same of one process."""
+    given, learned = case.tensors(), case.parameters()
+    if dtype is not None:
+        given = {name: x.to(dtype) for name, x in given.items()}
+        learned = {name: x.detach().to(dtype).requires_grad_() for name, x in learned.items()}
+    leaves = {name: given[name].requires_grad_() for name in ("query", "key", "value")}
+    scoring = {"bias": case.bias_of(learned.get("bias")), "sink": learned.get("sink")}
+    out, lse = saccade.attention_with_lse(*leaves.values(), case.mask, **scoring, **case.options, backend=backend)
+    seen = lse != -torch.inf
+    loss = (out * given["d_out"]).sum() + torch.where(seen, lse * given["d_lse"], 0.0).sum()
+    loss.backward()
+    grads = {f"d_{name}": x.grad for name, x in {**leaves, **learned}.items()}
+    return {"out": out.detach(), "lse": lse.detach(), **grads}
+
+
+def together(answers):
+    """What all ranks have alike, and gradients added over them."""
+    first, shares = answers[0][0], [answer[1] for answer in answers]
+    assert all(answer[0][name].equal(first[name]) for answer in answers for name in first)
+    return {**first, **{name: sum(share[name].double() for share in shares) for name in shares[0]}}
+
+
+def counted_bytes(rank, case: Case):
+    """The plan's own figures, and the bytes that this rank receives in a forward pass."""
+    received, batched = [], dist.batch_isend_irecv
+
+    def counting(operations):
+        received.extend(one.tensor.nbytes for one in operations if one.op is dist.irecv)
+        return batched(operations)
+
+    plan, given = distributed.plan(case.mask, case.length, layout=case.layout), case.tensors()
+    shards = [plan.shard(given[name]) for name in ("query", "key", "value")]
+    dist.batch_isend_irecv = counting
+    try:
+        distributed.attention(*shards, plan=plan)
+    finally:
+        dist.batch_isend_irecv = batched
+    return {"rows": plan.rows, "block": plan.block, "said": plan.traffic(*shards[1:]), "received": sum(received)}
+
+
+def planned(rank, mask, length, layout="auto"):
+    plan = distributed.plan(mask, length, layout=layout)
+    return plan.rows, plan.imbalance, plan.layout, plan.explain()
+
+
+def resharded(rank, length):
+    plan = distributed.plan(Causal(), length)
+    whole = torch.arange(length * 5.0).view(length, 5).requires_grad_()
+    shard = plan.shard(whole, dim=0)
+    again = plan.unshard(shard, dim=-2)
+    ((rank + 1) / 2 * again**2).sum().backward()
+    return {"rows": plan.rows, "shard": shard.detach(), "whole": again.detach(), "gradient": whole.grad}
+
+
+def attend_unseeded(rank, case: Case):
+    """Output where each rank's generator stands elsewhere, and the seed that the rank would have drawn."""
+    torch.manual_seed(rank)
+    seed = as_dropout(case.options["dropout"]).seed
+    torch.manual_seed(rank)
+    plan, given = distributed.plan(case.mask, case.length, layout=case.layout), case.tensors()
+    shards = [plan.shard(given[name]) for name in ("query", "key", "value")]
+    return {"seed": seed, "out": plan.unshard(distributed.attention(*shards, plan=plan, **case.options))}
+
+
+def faulty_call(rank, fault):
+    """A call that is another one on rank 2."""
+    other = rank == 2
+    length = 101 if fault == "length" and other else 97
+    mask = Window(3, 0) if fault == "mask" and other else Causal()
+    if fault == "ids":
+        mask = Documents([0] * (5 if other else 97))
+    layout = "gathered" if fault == "layout" and other else "ring"
+    plan = distributed.plan(mask, length, layout=layout)
+    case = Case(97, heads=(3, 3) if fault == "heads" and other else (6, 3))
+    shards = [plan.shard(case.tensors()[name]) for name in ("query", "key", "value")]
+    if other and fault == "dtype":
+        shards = [x.float() for x in shards]
+    if other and fault == "shard":
+        shards = [x[:, :, :5] for x in shards]
+    if other and fault == "gradients":
+        shards[1].requires_grad_()
+    return distributed.attention(*shards, plan=plan, scale=0.25 if fault == "scale" and other else 0.5)
+
+
+def silent(rank):
+    """Rank 1 makes a plan with the others, but no call."""
+    plan, given = distributed.plan(None, 97), Case(97).tensors()
+    return (
+        None if rank else distributed.attention(*(plan.shard(given[x]) for x in ("query", "key", "value")), plan=plan)
+    )

@@ -1,0 +1,226 @@
+"""Attention on shards against one process with the whole sequence: values, lse, gradients, what travels, and errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from shared_calls import Case, attend, attend_unseeded, counted_bytes, expected, faulty_call, silent, together
+
+from saccade import (
+    Blocks,
+    Causal,
+    Chunks,
+    Dilated,
+    Documents,
+    Dropout,
+    Global,
+    Padding,
+    PerHead,
+    Predicate,
+    Prefix,
+    Window,
+)
+
+LAYOUTS = ("ring", "gathered", "ulysses")
+# Parts are rounded apart: in bfloat16 each by half a unit of 2^-8, in output, weights and gradients.
+CLOSE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2**-6}
+
+
+def even(b, h, q, k):
+    return (q + k) % 2 == 0
+
+
+@st.composite
+def masks(draw, length, heads):
+    """Any mask of a sequence, for a batch of 2."""
+    random = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    some = draw(st.integers(0, length))
+    ids = torch.randint(0, 3, (2, length), generator=random).sort().values
+    sizes = torch.randint(0, length + 1, (2, 2), generator=random)
+    return draw(
+        st.sampled_from(
+            [
+                None,
+                Causal(),
+                Causal().at(-2),  # the first two rows see nothing
+                Causal().at([-1, 3]),
+                ~Causal(),
+                Window(some, 2),
+                Causal() & Documents(ids),
+                Prefix(some),
+                Causal() & Padding(sizes[0]),
+                Padding(sizes[0], queries=sizes[1]),
+                Window(3, 0) | Causal() & Global([0, length // 2]),
+                Causal() & Dilated(3),
+                Chunks(7, 1),
+                Blocks(torch.rand(heads, -(-length // 16), -(-length // 16), generator=random) < 0.4, 16),
+                PerHead([Causal() if head % 2 else Window(5, 5) for head in range(heads)]),
+                Causal() & Predicate(even),
+                torch.rand(2, heads, length, length, generator=random) < 0.3,
+            ]
+        )
+    )
+
+
+@st.composite
+def calls(draw):
+    length, heads = draw(st.sampled_from([1, 3, 13, 97, 263])), draw(st.sampled_from([(6, 3), (5, 1), (2, 2)]))
+    layout = draw(st.sampled_from(LAYOUTS))
+    biases = [None, None, "tensor", "keys", "ALiBi", "placed ALiBi", "T5", "score", "untraced score"]
+    options = draw(st.fixed_dictionaries({}, optional={"softcap": st.just(3.0), "scale": st.just(0.4)}))
+    if layout != "ulysses":
+        biases.append("own rows")
+        options |= draw(st.sampled_from([{}, {"dropout": Dropout(0.3, seed=5)}]))
+    return Case(
+        length,
+        draw(masks(length, heads[0])),
+        layout,
+        draw(st.sampled_from(list(CLOSE))),
+        heads=heads,
+        bias=draw(st.sampled_from(biases)),
+        sink=draw(st.booleans()),
+        options=options,
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_compute_what_one_process_computes(ranks, size):
+    @settings(max_examples=12)
+    @given(calls())
+    def check(case):
+        assert_close(ranks(size), case)
+
+    check()
+
+
+def assert_close(group, case):
+    answers = group.run(attend, case)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    got, wanted = together(answers), expected(case)
+    for name, of_one in wanted.items():
+        empty = of_one == -torch.inf
+        assert torch.equal(got[name] == -torch.inf, empty), name
+        close, of_one = CLOSE[case.dtype], of_one.double().masked_fill(empty, 0)
+        apart = (got[name].double().masked_fill(empty, 0) - of_one).abs()
+        assert apart.numel() == 0 or apart.max() <= close * max(1, float(of_one.abs().max())), (
+            name,
+            float(apart.max()),
+        )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_group_of_some_ranks(ranks, layout):
+    """Its ranks have other numbers than the processes, which messages are addressed by."""
+    case = Case(97, Causal(), layout)
+    first, outside, second = ranks(3).run(attend, case, [0, 2])
+    assert isinstance(outside, ValueError) and "no rank of the group" in str(outside)
+    got = together([first, second])
+    for name, value in expected(case).items():
+        torch.testing.assert_close(got[name], value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values_and_gradients_of_the_definition(ranks, layout):
+    """Against the contract's own formula in float64, where the test above might share a fault with one process."""
+    case = Case(
+        131, Causal() & Documents([0] * 50 + [1] * 81), layout, bias="ALiBi", sink=True, options={"softcap": 2.0}
+    )
+    got, wanted = together(ranks(3).run(attend, case)), expected(case, backend="reference")
+    for name, value in wanted.items():
+        torch.testing.assert_close(got[name].double(), value, rtol=1e-11, atol=1e-11)
+
+
+def test_rectangles_of_few_keys_in_half_precision(ranks):
+    """The kernels then take a row's sums from these keys, as if it had no others: gradients off by a tenth."""
+    assert_close(ranks(3), Case(97, Causal(), "ring", torch.bfloat16, heads=(2, 2), widths=(16, 16)))
+
+
+def test_a_mask_for_each_head_where_heads_are_dealt(ranks):
+    """A rank's first head is not the mask's first."""
+    seen = torch.rand(1, 6, 97, 97, generator=torch.Generator().manual_seed(5)) < 0.3
+    assert_close(ranks(3), Case(97, seen, "ulysses"))
+
+
+def test_a_float_dropout_is_drawn_once_for_all(ranks):
+    """Ranks whose generators differ would drop other weights, and merge what is of no one matrix."""
+    case = Case(53, None, "ring", options={"dropout": 0.5})
+    answers = ranks(2).run(attend_unseeded, case)
+    seeds = {answer["seed"] for answer in answers}
+    assert len(seeds) == 2, "the ranks' generators must differ, or this test shows nothing"
+    case.options = {"dropout": Dropout(0.5, seed=answers[0]["seed"])}
+    torch.testing.assert_close(answers[0]["out"], expected(case)["out"], rtol=1e-12, atol=1e-12)
+
+
+def test_padding_is_never_read(ranks):
+    """NaN in keys that nobody sees, in padded queries and in their cotangents reaches nothing, on any rank."""
+    case = Case(97, Padding([41, 90], queries=[41, 90]), "ring", torch.float32, poison=[41, 90])
+    got, wanted = together(ranks(3).run(attend, case)), expected(case)
+    for name in ("out", "d_query", "d_key", "d_value"):
+        assert got[name].isfinite().all(), name
+        torch.testing.assert_close(got[name].float(), wanted[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["ring", "gathered"])
+@pytest.mark.parametrize(
+    "mask", [Causal(), Window(100, 0), Causal() & Documents([0] * 500 + [1] * 600 + [2] * 407), Prefix(300), None]
+)
+def test_only_blocks_of_keys_that_are_seen_travel(ranks, mask, layout):
+    case = Case(1507, mask, layout, torch.float32)
+    dense = torch.ones(1507, 1507) if mask is None else mask.dense(1507, 1507)[0, 0]
+    for rank, answer in enumerate(ranks(3).run(counted_bytes, case)):
+        block = answer["block"]
+        mine = torch.zeros(1507, dtype=torch.bool)
+        for start, stop in answer["rows"][rank]:
+            mine[start:stop] = True
+        seen = dense[mine].any(0)
+        keys = sum(
+            min(block, 1507 - at)
+            for at in range(0, 1507, block)
+            if seen[at : at + block].any() and not mine[at]  # a block has one owner
+        )
+        assert answer["received"] == answer["said"][rank] == keys * 2 * 3 * (7 + 5) * 4
+
+
+CALL = "attention: ranks disagree"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("length", "plan: ranks disagree: length is 97 on rank 0 and 101 on rank 2"),
+        ("mask", "plan: ranks disagree: mask is Causal() on rank 0 and Window(3, 0) on rank 2"),
+        ("layout", "plan: ranks disagree: layout is ring on rank 0 and gathered on rank 2"),
+        ("ids", "plan: ranks disagree: error is None on rank 0 and"),
+        ("heads", f"{CALL}: query (B, Hq, D) is (2, 6, 7) on rank 0 and (2, 3, 7) on rank 2"),
+        ("dtype", f"{CALL}: dtype is torch.float64 on rank 0 and torch.float32 on rank 2"),
+        ("scale", f"{CALL}: scale is 0.5 on rank 0 and 0.25 on rank 2"),
+        ("shard", f"{CALL}: error is None on rank 0 and query has 5 rows (axis 2), expected the"),
+        ("gradients", f"{CALL}: gradients is"),
+    ],
+)
+def test_ranks_that_disagree_all_say_which_and_what(ranks, fault, message):
+    answers = ranks(3).run(faulty_call, fault)
+    assert all(isinstance(answer, ValueError) for answer in answers), answers
+    assert {str(answer) for answer in answers} == {str(answers[0])} and message in str(answers[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "bias", "message"),
+    [({"dropout": 0.1}, None, "dropout: layout 'ulysses'"), ({}, "own rows", "bias has only this rank's rows")],
+)
+def test_a_layout_that_cannot_do_a_call_says_why(ranks, options, bias, message):
+    answers = ranks(2).run(attend, Case(97, None, "ulysses", bias=bias, options=options))
+    assert all(isinstance(answer, ValueError) and message in str(answer) for answer in answers), answers
+
+
+def test_a_rank_that_never_calls_is_reported(tmp_path):
+    from ranks import Ranks
+
+    group = Ranks(2, tmp_path, seconds=1)
+    answer, _ = group.run(silent)
+    group.close()
+    assert isinstance(answer, RuntimeError)
+    assert "attention: another rank does not answer" in str(answer) and "timeout of the process group" in str(answer)
