@@ -602,13 +602,16 @@ void few_rows(Pointer x, Pointer weight, bool half, bool turned, Pointer bias, P
 }
 
 // Addresses: x, `added` (or 0) and out of float32 or, where it is `half`, bf16; the weight in panels (call.h). `next`: weight, scales, bias
-// and features of the product that reads this one and is added to; or nothing. How many rows are not finite.
+// and features of the product that reads this one and is added to; or nothing. `norm`: weight and bias (or 0) of a layer norm
+// after all; or nothing. How many rows are not finite.
 int64_t int8_product(Pointer x, Pointer weight, Pointer scales, Pointer bias, Pointer out, int64_t rows, int64_t width, int64_t features,
-                     bool half, bool quads, int threads, int activation, Pointer added, const std::vector<int64_t>& next) {
+                     bool half, bool quads, int threads, int activation, Pointer added, const std::vector<int64_t>& next,
+                     const std::vector<int64_t>& norm, float eps) {
     if (rows < 0 || width < 1 || features < 1 || threads < 1) refuse("int8_product of such sizes");
     if ((!x && rows) || !weight || !scales || (!out && rows)) refuse("int8_product has no memory");
     if (activation < 0 || activation > (int)Activation::silu) refuse("int8_product with such an activation");
     if (!next.empty() && (next.size() != 4 || !next[0] || !next[1] || next[3] < 1)) refuse("int8_product before such a product");
+    if (!norm.empty() && norm.size() != 2) refuse("int8_product before such a norm");
     Int8Product call, second;
     call.rows = rows, call.width = width, call.features = features, call.threads = threads, call.half = half;
     call.x = reinterpret_cast<const void*>(x), call.weight = reinterpret_cast<const int8_t*>(weight);
@@ -621,6 +624,8 @@ int64_t int8_product(Pointer x, Pointer weight, Pointer scales, Pointer bias, Po
     }
     Int8Product& last = next.empty() ? call : second;
     last.added = reinterpret_cast<const void*>(added), last.out = reinterpret_cast<void*>(out);
+    if (!norm.empty())
+        last.norm = {StepNorm::layer, reinterpret_cast<const void*>(norm[0]), reinterpret_cast<const void*>(norm[1]), eps, 0};
     const Kernels& set = kernels();
     const bool taken = quads && set.int8_product_quads && sums_quads();
     nb::gil_scoped_release released;

@@ -302,7 +302,14 @@ constexpr int kInt8Block = 128;  // terms with one scale: their sums fit into th
 
 enum class Activation : int { none = 0, gelu = 1, gelu_tanh = 2, relu = 3, silu = 4 };
 
-// out (R, F) = f(x (R, E) W^T + b) + y of int8 weights W in panels (int8.h); x, y and out float32, or all bf16. `scales`
+// (x - mean) / sqrt(variance + eps), or x / sqrt(mean(x^2) + eps), times plus + weight, + bias; both of the rows' type or null.
+struct StepNorm {
+    enum Kind : int { none = 0, rms = 1, layer = 2 } kind = none;
+    const void *weight = nullptr, *bias = nullptr;
+    float eps = 0, plus = 0;
+};
+
+// out (R, F) = norm(f(x (R, E) W^T + b) + y) of int8 weights W in panels (int8.h); x, y and out float32, or all bf16. `scales`
 // [F / 64][E / 128][2][64]: of each block of W's rows the scale, and the sum of its integers. A row with NaN or infinities
 // gives NaN; how many there are comes back.
 struct Int8Product {
@@ -314,6 +321,7 @@ struct Int8Product {
     const int8_t* weight = nullptr;
     const float *scales = nullptr, *bias = nullptr;  // bias (F,): or null
     const void* added = nullptr;  // y (R, F): or null
+    StepNorm norm;
     void* out = nullptr;
     const Int8Product* next = nullptr;  // a product of as many rows that reads f(x W^T + b), which is then written nowhere
 };
@@ -336,13 +344,6 @@ struct StepMatrix {
     int64_t form = 0;  // of groups
     int64_t features = 0;  // F; 0: there is none
     const void *weight = nullptr, *bias = nullptr, *scales = nullptr;
-};
-
-// (x - mean) / sqrt(variance + eps), or x / sqrt(mean(x^2) + eps), times plus + weight, + bias; both of the step's type or null.
-struct StepNorm {
-    enum Kind : int { none = 0, rms = 1, layer = 2 } kind = none;
-    const void *weight = nullptr, *bias = nullptr;
-    float eps = 0, plus = 0;
 };
 
 // A block of a decoder, its norms first: x + after(attention(norm(x))), and the same of the feed-forward layer. `parallel`:

@@ -1,4 +1,4 @@
-// Products with int8 weights, out = x W^T + b. Each row of x becomes bytes as it comes, block by block of 128 numbers, each
+// Products with int8 weights, out = norm(f(x W^T + b) + y). Each row of x becomes bytes as it comes, block by block of 128 numbers, each
 // with its own scale and zero. Products of a block are summed in int32, exactly, then scaled and added to the sum of
 // the blocks in float. So a row's result depends on no other row.
 //
@@ -14,13 +14,15 @@
 
 #include "activations.h"
 #include "call.h"
+#include "norm.h"
 #include "parallel.h"
 #include "simd.h"
 
 namespace saccade {
 namespace SACCADE_SET {
 
-constexpr int64_t kInt8RowsAtOnce = 96;  // of a task: their bytes stay in the second-level cache, and 64 to 176 are as fast
+// Of a task: their bytes stay in the second-level cache, and what all of them read and write of two blocks of a panel in the first.
+constexpr int64_t kInt8RowsAtOnce = 72;
 
 // How four terms are taken at once. `Quads`: by one instruction, bytes as they are. `Halves`: even and odd terms as 16 bits.
 struct Halves {
@@ -171,11 +173,16 @@ void int8_tile(const ByteRows& of, int64_t row, int64_t block, const int8_t* w, 
 // `then(row, size)` after each tile.
 template <class D, int M, class Then>
 SACCADE_INLINE void int8_tiles(const ByteRows& of, int64_t rows, int64_t block, const int8_t* w, int64_t terms, const float* scales, float* out, const Then& then) {
+    constexpr int64_t quarters = kInt8Block / 4;
     bool ahead = rows <= 8;
+    const bool many = !ahead;
     for (int64_t row = 0; row < rows; ahead = false) {
         const int64_t left = rows - row;
         // The last two tiles share what is left: 4 and 4 rows, not 6 and 2.
         const int64_t size = left <= D::rows ? left : left < 2 * D::rows ? (left + 1) / 2 : D::rows;
+        // The panel's next block, a part beside each tile: else the first tile waits for all of it.
+        for (int64_t k = row * quarters / rows; many && k < (row + size) * quarters / rows; k++)
+            for (int at = 0; at < 4 * M * lanes; at += 64) __builtin_prefetch(w + 4 * kInt8Panel * (quarters + k) + at, 0, 3);
         switch (size) {
             case 1: int8_tile<D, 1, M>(of, row, block, w, terms, scales, out, ahead); break;
             case 2: int8_tile<D, 2, M>(of, row, block, w, terms, scales, out, ahead); break;
@@ -222,6 +229,12 @@ template <int M, class T> void int8_finish(const Int8Product& call, const float*
     });
 }
 
+// Complete rows of the call's `out` from `first` on.
+template <class T> void int8_norm(const Int8Product& call, int64_t first, int64_t rows) {
+    T* const out = static_cast<T*>(call.out) + first * call.features;
+    if (call.norm.kind != StepNorm::none) normalise<T>(call.norm, out, out, rows, call.features);
+}
+
 // Rows from `first` on of the panels from `p` to `stop`, written to the call's `out`.
 template <class D, class T>
 void int8_write(const Int8Product& call, const ByteRows& of, int64_t first, int64_t rows, int64_t p, int64_t stop) {
@@ -248,16 +261,25 @@ template <class D, class T> int64_t int8_through(const Int8Product& call, const 
         float bias[kInt8Block] = {};
         if (call.bias) std::copy_n(call.bias + block * kInt8Block, std::min<int64_t>(kInt8Block, call.features - block * kInt8Block), bias);
         with_activation(call.activation, [&](auto function) {
+            constexpr int M = 4;
             for (int64_t r = 0; r < rows; r++) {
-                vf some = load(nothing + r * lanes);
-                block_as_bytes<D>(to, to.place(block, r), some, [&](int n) SACCADE_LAMBDA {
-                    vf x = function(load(out + n / kInt8Panel * size + r * kInt8Panel + n % kInt8Panel) + load(bias + n));
-                    if constexpr (sizeof(T) < sizeof(float)) {  // as where they are written between two calls
-                        T written[lanes];
-                        store_from_float(written, x), x = load_as_float(written);
+                alignas(64) float row[kInt8Block];  // a few vectors at a time: with all of a block there are too few registers
+#pragma GCC unroll 1
+                for (int k = 0; k < kInt8Block; k += M * lanes) {
+                    vf x[M];
+#pragma GCC unroll 4
+                    for (int n = 0; n < M; n++) x[n] = function(load(out + k / kInt8Panel * size + r * kInt8Panel + k % kInt8Panel + n * lanes) + load(bias + k + n * lanes));
+#pragma GCC unroll 4
+                    for (int n = 0; n < M; n++) {
+                        if constexpr (sizeof(T) < sizeof(float)) {  // as where they are written between two calls
+                            T written[lanes];
+                            store_from_float(written, x[n]), x[n] = load_as_float(written);
+                        }
+                        store(row + k + n * lanes, x[n]);
                     }
-                    return x;
-                });
+                }
+                vf some = load(nothing + r * lanes);
+                block_as_bytes<D>(to, to.place(block, r), some, [&](int n) SACCADE_LAMBDA { return load(row + n); });
                 store(nothing + r * lanes, some);
             }
         });
@@ -284,10 +306,14 @@ template <class D, class T> int64_t int8_rows(const Int8Product& call) {
             if (!size) return;
             const ByteRows of(scratch(0, ByteRows::size(size, call.width, D::bytes)), size, call.width, D::bytes);
             for (int64_t r = 0; r < size; r++) as_bytes(first + r, of, r);
-            if (!call.next) return int8_write<D, T>(call, of, first, size, 0, panels);
-            const ByteRows to(scratch(2, ByteRows::size(size, call.features, D::bytes)), size, call.features, D::bytes);
-            odd += int8_through<D, T>(call, of, size, to);
-            int8_write<D, T>(*call.next, to, first, size, 0, (call.next->features + kInt8Panel - 1) / kInt8Panel);
+            if (call.next) {
+                const ByteRows to(scratch(2, ByteRows::size(size, call.features, D::bytes)), size, call.features, D::bytes);
+                odd += int8_through<D, T>(call, of, size, to);
+                int8_write<D, T>(*call.next, to, first, size, 0, (call.next->features + kInt8Panel - 1) / kInt8Panel);
+            } else {
+                int8_write<D, T>(call, of, first, size, 0, panels);
+            }
+            int8_norm<T>(call.next ? *call.next : call, first, size);
         });
         return odd;
     }
@@ -305,6 +331,7 @@ template <class D, class T> int64_t int8_rows(const Int8Product& call) {
             int8_write<D, T>(call, of.from(row, D::bytes), first + row, size, group * panels / groups, (group + 1) * panels / groups);
         });
     }
+    if (call.norm.kind != StepNorm::none) parallel(call.threads, call.rows, [&](int64_t row, int) { int8_norm<T>(call, row, 1); });
     return odd;
 }
 

@@ -33,12 +33,12 @@ struct Int8Matrix {
     }
 };
 
-// A call of the kernel and one of two products, which reads what the first one gives. Rows of x hold whole numbers from 0 to
+// A call of the kernel and one of two products, which reads what the first one gives, also with a norm after all. Rows of x hold whole numbers from 0 to
 // 255, both in every block, so that their bytes are the numbers themselves.
 struct Int8Run {
     Int8Product call;
     int64_t width;
-    std::vector<float> x, added, out, second, both;
+    std::vector<float> x, added, out, second, both, normed, gain, shift;
     Int8Matrix matrix, next;
 
     Int8Run(Random& random, int threads, bool quads)
@@ -63,6 +63,10 @@ struct Int8Run {
         Int8Product first = call;
         first.out = nullptr, first.next = &last, last.x = nullptr, last.out = both.data();
         product(first);
+        for (int64_t f = 0; f < next.features; f++) gain.push_back(draw(random, -9, 9)), shift.push_back(draw(random, -9, 9));
+        last.norm = {StepNorm::layer, gain.data(), shift.data(), 1, 0}, normed = both, last.out = normed.data();
+        if (chance(random, 0.5)) last.x = out.data(), first = last;
+        product(first);
     }
 };
 
@@ -76,6 +80,17 @@ template <class Judge> void check_run(const Int8Run& run, Judge& judge) {
             if (call.activation == Activation::relu) want = std::max(want, 0.0);
             judge.near("int8 product", run.out[r * call.features + f], want, std::fabs(want) + 1);
         }
+    for (int64_t r = 0, F = run.next.features; r < call.rows; r++) {
+        const float* const row = &run.second[r * F];
+        double mean = 0, square = 0, most = 0;
+        for (int64_t f = 0; f < F; f++) mean += row[f] / double(F), most = std::max<double>(most, std::fabs(row[f]));
+        for (int64_t f = 0; f < F; f++) square += (row[f] - mean) * (row[f] - mean) / F;
+        const double deviation = std::sqrt(square + 1);
+        for (int64_t f = 0; f < F; f++) {
+            const double gain = run.gain[f], part = (row[f] - mean) / deviation;
+            judge.near("norm of an int8 product", run.normed[r * F + f], part * gain + run.shift[f], std::fabs(gain) * (1 + std::fabs(part)) * (1 + most / deviation) + 9);
+        }
+    }
     for (size_t n = 0; n < run.both.size(); n++) judge.near("two int8 products at once", run.both[n], run.second[n], 0);
 }
 

@@ -14,6 +14,7 @@
 #include "few_rows.h"
 #include "groups.h"
 #include "int8.h"
+#include "norm.h"
 #include "program_run.h"
 #include "round_rows.h"
 #include "simd.h"
@@ -237,34 +238,9 @@ template <class T> class StepPass {
     }
 
     // Rows of `width`; to may be from. Without a kind a copy.
-    void norm(const StepNorm& norm, const float* from, float* to, int64_t rows, int64_t width) const {
-        if (norm.kind == StepNorm::none) {
-            if (from != to) std::copy_n(from, rows * width, to);
-            return;
-        }
-        for (int64_t r = 0; r < rows; r++, from += width, to += width) {
-            float mean = 0;
-            if (norm.kind == StepNorm::layer) {
-                vf sum = {};
-                for (int64_t n = 0; n < width; n += lanes) sum += load_as_float(from + n, width - n);
-                mean = total(sum) / width;
-            }
-            vf squares = {};
-            for (int64_t n = 0; n < width; n += lanes) {
-                const int64_t left = width - n;
-                vf part = load_as_float(from + n, left) - splat(mean);
-                if (left < lanes) part = select((1u << left) - 1, part, vf{});
-                squares += part * part;
-            }
-            const vf by = splat(1 / std::sqrt(total(squares) / width + norm.eps));
-            for (int64_t n = 0; n < width; n += lanes) {
-                const int64_t left = width - n;
-                vf y = (load_as_float(from + n, left) - splat(mean)) * by;
-                if (norm.weight) y *= load_as_float(static_cast<const T*>(norm.weight) + n, left) + splat(norm.plus);
-                if (norm.bias) y += load_as_float(static_cast<const T*>(norm.bias) + n, left);
-                store_from_float(to + n, y, left);
-            }
-        }
+    static void norm(const StepNorm& norm, const float* from, float* to, int64_t rows, int64_t width) {
+        if (norm.kind != StepNorm::none) normalise<T>(norm, from, to, rows, width);
+        else if (from != to) std::copy_n(from, rows * width, to);
     }
 
     void add(const float* from, float* to) const {

@@ -5,6 +5,7 @@ Shape legend: B batch, L length, E width.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -17,6 +18,7 @@ import saccade
 from rounded_by_hand import rounded
 from saccade.operator import _products
 from saccade.operator._int8 import int8_weight
+from saccade.operator.nn._rounded import Rounding
 
 SIZES = dict(vocab_size=307, hidden_size=192, intermediate_size=389, num_hidden_layers=2, num_attention_heads=3)
 REAL = torch.arange(37) < torch.tensor([37, 5, 23])[:, None]
@@ -82,36 +84,44 @@ def test_padding_is_left_out_all_the_same(model, every_size):
 
 
 class Spy:
-    """Counts calls of two products in one."""
+    """Counts calls of two products in one, and of those that end in a norm."""
 
     def __init__(self, monkeypatch):
-        self.count, self.multiply = 0, _products.multiply_int8
+        self.count, self.norms, self.multiply = 0, 0, _products.multiply_int8
         monkeypatch.setattr(_products, "multiply_int8", self)
 
-    def __call__(self, *args, then=None, **kwargs):
+    def __call__(self, *args, then=None, norm=None, **kwargs):
         self.count += then is not None
-        return self.multiply(*args, then=then, **kwargs)
+        self.norms += norm is not None
+        return self.multiply(*args, then=then, norm=norm, **kwargs)
 
 
 @torch.no_grad()
 def test_feed_forward_layers_are_one_pass_unless_somebody_looks_inside(monkeypatch):
-    """Only here it shows that the wide numbers are still written, or that a hook on a part is not called."""
+    """Only here it shows that wide numbers or sums before norms are still written, or that a hook is not called."""
     torch.manual_seed(0)
     spy, x = Spy(monkeypatch), torch.randn(8, 48 * torch.get_num_threads(), 192)
     attention = saccade.nn.AttentionConfig(192, heads=3)
-    own = saccade.nn.EncoderBlock(saccade.nn.BlockConfig(attention, hidden=389, activation="gelu", placement="post"))
+    shape = dict(hidden=389, activation="gelu", placement="post", norm="layer")
+    own = saccade.nn.EncoderBlock(saccade.nn.BlockConfig(attention, **shape))
     config = transformers.BertConfig(**SIZES, attn_implementation="sdpa")
     foreign = transformers.models.bert.modeling_bert.BertLayer(config)
-    for block, inner in ((own.eval(), own.feed_forward.up), (foreign.eval(), foreign.intermediate)):
-        with saccade.accelerate(block, weights="int8") as run:
+    held = copy.deepcopy(own)
+    Rounding(held, "int8").round_all()
+    parts = (own, own.feed_forward.up), (held, held.feed_forward.up), (foreign, foreign.intermediate)
+    for block, inner in parts:
+        with contextlib.nullcontext() if block is held else saccade.accelerate(block.eval(), weights="int8"):
             for _ in range(2):
                 block(x)
-            count, fused, seen = spy.count, block(x), []
-            assert spy.count == count + 1, run.explain()
+            count, norms, fused, seen = spy.count, spy.norms, block(x), []
+            assert (spy.count, spy.norms) == (count + 1, norms + 2)
             handle = inner.register_forward_hook(lambda module, args, out, seen=seen: seen.append(out))
             plain = block(x)
             handle.remove()
-            assert spy.count == count + 1
+            assert (spy.count, spy.norms) == (
+                count + 1,
+                norms + 3 + (block is foreign),
+            )  # it ends in a norm all the same
         assert seen[0].shape == (*x.shape[:2], 389)
         assert (plain - fused).square().mean() < 1e-6  # norms give ones; few roundings fall to the other side
 

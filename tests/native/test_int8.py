@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from native.fuzzing import each_set
 from saccade.operator._backends.native import _kernels
-from saccade.operator._int8 import BLOCK, FUNCTIONS, int8_weight, multiply_int8, rounded_product
+from saccade.operator._int8 import BLOCK, FUNCTIONS, Norm, int8_weight, multiply_int8, rounded_product
 
 SIZES = [(1, 2, 1), (3, 7, 65), (13, 127, 61), (5, 131, 67), (8, 389, 193), (37, 1537, 71), (301, 257, 131)]
 
@@ -115,6 +115,30 @@ def test_two_products_in_one_pass_have_the_bits_of_one_after_the_other(size):
                 wanted = multiply_int8(hidden, down, after, quads, added=added)
                 got = multiply_int8(x, up, bias, quads, activation="gelu", added=added, then=(down, after))
                 assert torch.equal(got.nan_to_num(7.0), wanted.nan_to_num(7.0))
+
+
+@pytest.mark.usefixtures("every_other_set")
+@pytest.mark.parametrize("rows", [7, 301])
+def test_a_norm_after_all_is_that_of_the_sum(rows):
+    """Against float64 of the same sum, at few rows and in the tasks of many, also after two products; a row with NaN is
+    normalised once, too. Each of F terms of a mean and a variance is rounded, and so are six later steps; a mean that
+    is large beside the deviation (here 1 to 1) magnifies that."""
+    torch.manual_seed(17)
+    up, down = int8_weight(torch.randn(193, 131)), int8_weight(torch.randn(389, 193))
+    x, added = torch.randn(rows, 131), torch.randn(rows, 389) + 300
+    x[1, 2], added[3] = torch.nan, torch.inf
+    for dtype, unit in ((torch.float32, 2.0**-24), (torch.bfloat16, 2.0**-9)):
+        x, added = x.to(dtype), added.to(dtype)
+        norm = Norm(torch.randn(389).to(dtype), torch.randn(389).to(dtype), 1e-3)
+        for _ in each_set():
+            for product, then in ((up, (down, None)), (down, None)):
+                rows_in = x if then else F.pad(x, (0, 62))
+                total = multiply_int8(rows_in, product, None, added=added, then=then)
+                got = multiply_int8(rows_in, product, None, added=added, then=then, norm=norm).double()
+                wanted = F.layer_norm(total.double(), (389,), norm.weight.double(), norm.bias.double(), norm.eps)
+                assert wanted.isfinite().all(1).sum() == rows - 2
+                close = (got - wanted).abs() <= 4 * unit * (wanted.abs() + 1) + 400 * 2.0**-24 * norm.weight.abs()
+                assert (close | wanted.isnan() & got.isnan()).all()
 
 
 def test_gradients_reach_inputs_and_biases_and_never_the_weight():

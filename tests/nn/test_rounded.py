@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+import saccade
 from saccade.operator._int4 import GROUP
 from saccade.operator._int8 import BLOCK
 from saccade.operator._products import unrounded
@@ -92,6 +93,23 @@ def test_gradients_reach_inputs_and_biases(form):
     assert torch.allclose(dx.double(), d_out.double() @ module.weight.double(), atol=1e-4)
     assert torch.allclose(db, d_out.sum((0, 1)), atol=1e-5)
     assert [name for name, _ in module.named_parameters()] == ["bias"]
+
+
+def test_norms_after_products_learn():
+    """A sum and its norm are the product's last step only where nothing learns."""
+    torch.manual_seed(0)
+    shape = dict(hidden=512, activation="gelu", placement="post", norm="layer")
+    block = saccade.nn.EncoderBlock(saccade.nn.BlockConfig(saccade.nn.AttentionConfig(192, heads=3), **shape))
+    Rounding(block.requires_grad_(False), "int8").round_all()
+    norms, x = (block.attention_norm, block.feed_forward_norm), torch.randn(3, 64, 192)
+    with torch.no_grad():
+        fused = block(x)
+    for norm in norms:
+        norm.requires_grad_()
+    out = block(x)
+    assert torch.allclose(out, fused, atol=0.1)
+    out[0, 0, 0].backward()
+    assert all(norm.weight.grad.abs().sum() > 0 for norm in norms)
 
 
 WRITES = {

@@ -22,7 +22,7 @@ from torch.nn.modules import module as _of_all
 
 from ..operator import _observers
 from ..operator._backends.native._run import interrupted, is_plain
-from ..operator._products import chained, unrounded
+from ..operator._products import Joined, in_one_pass, layer_norm, unrounded
 from ._effects import CHANGES, Effects, same_random_numbers, shadow
 from ._linears import PackedLinear, holds_rounded, is_linear
 from ._methods import ReplacedMethod
@@ -327,7 +327,12 @@ class Residual(ProvedLayer):
             return None
         if args[1].dtype != args[0].dtype:
             return None
-        out = self.linear(args[0], joined=("add", args[1]))
+        norm = layer_norm(self.norm)
+        joined: Joined = "add", args[1]
+        out = None if norm is None else in_one_pass([self.linear], args[0], None, joined, norm)
+        if out is not None:
+            return out
+        out = self.linear(args[0], joined=joined)
         return out if self.norm is None else self.norm(out)
 
 
@@ -343,7 +348,7 @@ class FusedFeedForward(ProvedLayer):
     def compute(self, *args: Any) -> Tensor | None:
         if len(args) != 1:
             return None
-        out = chained(self.up, self.down, args[0], self.activation)
+        out = in_one_pass([self.up, self.down], args[0], self.activation)
         return self.down(self.up(args[0], self.activation)) if out is None else out
 
 

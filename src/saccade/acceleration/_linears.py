@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..operator._backends.native._run import is_plain
 from ..operator._derived import Derived
+from ..operator._int8 import Int8Weight
 from ..operator._products import FEW, FUNCTIONS, LARGE, Product, dtypes, few_rows, finished, fits, multiply, packed
 from ._effects import Effects, reaches_outside, same_random_numbers, shadow
 from ._structure import has_own_forward
@@ -74,6 +75,10 @@ class PackedLinear:
         ):
             return self._rounded(x, bias, activation, joined)
         return self.product(x, self.weight, bias, activation, joined)
+
+    def int8(self, x: Tensor) -> Int8Weight | None:
+        """See `Int8Reader` in `operator/_products.py`."""
+        return self.product.int8(self.weight, self.bias, x)
 
     def _rounded(self, x: Tensor, bias: Tensor | None, activation: str | None, joined: Any) -> Tensor:
         copy = self.rounded_weight(x)

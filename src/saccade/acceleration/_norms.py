@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..operator._products import chained
+from ..operator._products import in_one_pass, layer_norm
 from ._fused_layers import ARGUMENTS, NOT_CALLED, OTHER, Activated, ProvedLayer, Residual
 
 
@@ -61,8 +61,9 @@ class NormedFeedForward(ProvedLayer):
     def compute(self, *args: Any) -> Tensor | None:
         if len(args) != 1:
             return None
-        inner, joined = self.inner, ("add", args[0])
-        out = chained(inner.linear, self.outer.linear, args[0], inner.activation, joined)  # type: ignore[arg-type]
-        if out is None:
-            return self.outer.compute(inner.compute(*args), args[0])
-        return out if self.outer.norm is None else self.outer.norm(out)
+        inner, outer, norm = self.inner, self.outer, layer_norm(self.outer.norm)
+        if outer.norm is None or norm is not None:
+            out = in_one_pass([inner.linear, outer.linear], args[0], inner.activation, ("add", args[0]), norm)
+            if out is not None:
+                return out
+        return outer.compute(inner.compute(*args), args[0])

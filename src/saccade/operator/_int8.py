@@ -32,6 +32,18 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in the order of `Activat
 _LARGEST = 127  # -128 is left out, so that W and -W become the same numbers
 
 
+class Norm(NamedTuple):
+    """A layer norm over features F, its weight and bias of the dtype that it is given."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x (..., F) to the same shape."""
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+
 class RoundedWeight(Protocol):
     """A weight W (F, E) in few bits."""
 
@@ -143,22 +155,25 @@ def multiply_int8(
     activation: str | None = None,
     added: Tensor | None = None,
     then: tuple[Int8Weight, Tensor | None] | None = None,
+    norm: Norm | None = None,
 ) -> Tensor:
-    """f(x W^T + b) + y, x (..., E), float32 or bfloat16, to (..., F) of its dtype. See `multiply_rounded`.
+    """norm(f(x W^T + b) + y), x (..., E), float32 or bfloat16, to (..., F) of its dtype. See `multiply_rounded`.
 
     Args:
         activation: f, a name of `FUNCTIONS`.
         added: y, of the shape and dtype of the output.
-        then: W2 (F2, F) and b2 of a second product: f(x W^T + b) W2^T + b2 + y, (..., F2).
+        then: W2 (F2, F) and b2 of a second product: norm(f(x W^T + b) W2^T + b2 + y), (..., F2).
+        norm: its weight and bias contiguous and of the output's dtype.
     """
     last, then_bias = (weight, None) if then is None else (then[0], _floats(then[1]))
     second = () if then is None else (*_addresses(last, then_bias), last.features)
     y = None if added is None else added.contiguous().view(-1, last.features)
     number = 0 if activation is None else 1 + list(FUNCTIONS).index(activation)
-    further = number, 0 if y is None else y.data_ptr(), second
+    after = () if norm is None else tuple(0 if x is None else x.data_ptr() for x in norm[:2])
+    further = number, 0 if y is None else y.data_ptr(), second, after, 0.0 if norm is None else norm.eps
     rows, out, odd = _launch(_kernels.module.int8_product, x, weight, bias, quads, last.features, *further)
     if odd and then is not None:
-        which = out.isnan().all(1)
+        which = out.isnan().all(1)  # with more of them nothing is lost
         out[which] = multiply_int8(multiply_int8(rows[which], weight, bias, activation=activation), *then)
     elif odd:
         which = ~rows.isfinite().all(1)
@@ -166,6 +181,8 @@ def multiply_int8(
         out[which] = (product if activation is None else FUNCTIONS[activation](product)).to(out.dtype)
     if odd and y is not None:
         out[which] += y[which]
+    if odd and norm is not None:
+        out[which] = norm(out[which])
     return out.view(*x.shape[:-1], last.features)
 
 

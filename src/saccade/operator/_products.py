@@ -11,19 +11,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._device import DeviceContext
 
 from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
 from ._derived import Derived
-from ._int8 import DTYPES, FUNCTIONS as FUNCTIONS, Int8Weight, int8_weight, multiply_int8, rounded_product
+from ._int8 import DTYPES, FUNCTIONS as FUNCTIONS, Int8Weight, Norm, int8_weight, multiply_int8, rounded_product
 
 _FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}  # its ReLU of NaN is 0
 FEW = 0 if _kernels.module is None else _kernels.module.most_rows
@@ -119,6 +119,12 @@ class Product:
             return finished(few_rows(x, weight, bias), activation, joined)
         return multiply(x, weight.detach(), bias, activation, joined) if single and at_half() else None
 
+    def int8(self, weight: Tensor, bias: Tensor | None, x: Tensor) -> Int8Weight | None:
+        """See `Int8Reader`."""
+        fit = is_plain(weight) and weight.dtype == x.dtype and fits(bias, weight)
+        recorded = torch.is_grad_enabled() and (weight.requires_grad or _differentiable(bias, None))
+        return self.integers(weight, x) if fit and not recorded else None
+
     def integers(self, weight: Tensor, x: Tensor) -> Int8Weight | None:
         """The integers that a product with x reads; None if it reads the weight itself."""
         in_int8 = reads_integers(self) and weight.numel() >= LARGE and fits_int8(weight)
@@ -163,38 +169,76 @@ class Product:
         return Product, ()
 
 
-def chained(up: Any, down: Any, x: Tensor, activation: str, joined: Joined | None = None) -> Tensor | None:
-    """f(x W1^T + b1) W2^T + b2, x (..., E) to (..., E2), and what is joined to it, in 8 bits and in one pass: the
-    numbers between both products are never all in memory. None where two passes are needed, or as fast.
+class Int8Reader(Protocol):
+    """A linear layer whose weight may be read in 8 bits."""
 
-    Args:
-        up, down: linear layers, each with its `weight`, `bias` and `product`.
+    @property
+    def bias(self) -> Any: ...
+
+    def int8(self, x: Tensor) -> Int8Weight | None:
+        """The weight in 8 bits, for a product with x (..., E) without gradients; None if there is no such product."""
+        ...
+
+
+def in_one_pass(
+    layers: Sequence[Int8Reader],
+    x: Tensor,
+    activation: str | None = None,
+    joined: Joined | None = None,
+    norm: Norm | None = None,
+) -> Tensor | None:
+    """f(x W^T + b), x (..., E) to (..., F), what is joined to it and the norm of all, in 8 bits and in one pass.
+
+    Of two layers f(x W1^T + b1) W2^T + b2: the numbers between both products are never all in memory. None where more
+    passes are needed, or as fast.
     """
-    if not (reads_integers(up.product) and reads_integers(down.product)) or _THREAD.compare is not None:
+    if not rounds() or compares() or interrupted() or not (unfollowed() and is_plain(x) and x.numel() > 0):
         return None
-    weights, biases = (up.weight, down.weight), (up.bias, down.bias)
-    given = x, *weights, *(bias for bias in biases if bias is not None)
-    if (
-        x.numel() < _CHAINED * torch.get_num_threads() * x.shape[-1]
-        or (torch.is_grad_enabled() and (any(t.requires_grad for t in given) or _differentiable(None, joined)))
-        or not (all(map(fits_int8, weights)) and all(map(is_plain, weights)) and all(map(fits, biases, weights)))
-        or not _plain(x, weights[0])
-        or min(weight.numel() for weight in weights) < LARGE
-        or (weights[0].shape[0], weights[0].dtype) != (weights[1].shape[1], weights[1].dtype)
-    ):
+    learned = [] if norm is None else [part for part in norm[:2] if part is not None]
+    if torch.is_grad_enabled() and (_differentiable(None, joined) or any(t.requires_grad for t in (x, *learned))):
         return None
-    first, second = up.product.in_int8(weights[0], x), down.product.in_int8(weights[1], x)
-    return _finished_int8(x, first, biases[0], activation, joined, (second, biases[1]))
+    if len(layers) > 1 and x.numel() < _CHAINED * torch.get_num_threads() * x.shape[-1]:
+        return None
+    weights, width = [], x.shape[-1]
+    for layer in layers:
+        weight = layer.int8(x)
+        if weight is None or weight.width != width:
+            return None
+        weights.append(weight)
+        width = weight.features
+    then = (weights[1], layers[1].bias) if len(layers) > 1 else None
+    return _finished_int8(x, weights[0], layers[0].bias, activation, joined, then, norm)
 
 
 def _finished_int8(
-    x: Tensor, weight: Int8Weight, bias: Tensor | None, activation: str | None, joined: Joined | None, then: Any = None
+    x: Tensor,
+    weight: Int8Weight,
+    bias: Tensor | None,
+    activation: str | None,
+    joined: Joined | None,
+    then: tuple[Int8Weight, Tensor | None] | None = None,
+    norm: Norm | None = None,
 ) -> Tensor:
-    """`finished` of a product in 8 bits, or of two."""
+    """`finished` of a product in 8 bits, or of two, and a norm after all."""
     shape, added = (*x.shape[:-1], (then[0] if then else weight).features), None
     if joined is not None and joined[0] == "add" and joined[1].shape == shape and joined[1].dtype == x.dtype:
         added, joined = joined[1], None
-    return finished(multiply_int8(x, weight, bias, activation=activation, added=added, then=then), None, joined)
+    after = norm if joined is None and norm is not None and _fits_rows(norm, shape[-1], x.dtype) else None
+    out = multiply_int8(x, weight, bias, activation=activation, added=added, then=then, norm=after)
+    out = finished(out, None, joined)
+    return out if norm is after else norm(out)  # type: ignore[misc]
+
+
+def layer_norm(module: nn.Module | None) -> Norm | None:
+    """PyTorch's layer norm of the last axis, as a product may end in it; None for other modules."""
+    if type(module) is not nn.LayerNorm or len(module.normalized_shape) != 1 or "forward" in vars(module):
+        return None
+    return Norm(module.weight, module.bias, module.eps)
+
+
+def _fits_rows(norm: Norm, features: int, dtype: torch.dtype) -> bool:
+    given = [x for x in norm[:2] if x is not None]
+    return all(is_plain(x) and x.shape == (features,) and x.dtype == dtype and x.is_contiguous() for x in given)
 
 
 Compare = Callable[[Product, Tensor, Tensor, Tensor], None]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from .._int8 import Int8Weight
 from .._observers import passive
 from .._products import FUNCTIONS, Product, reads_integers
 
@@ -24,6 +25,15 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., E) to (..., F)."""
         return self.product(x, self.weight, self.bias)
+
+    @property
+    def reads_int8(self) -> bool:
+        """Whether large weights are read in 8 bits."""
+        return reads_integers(self.product)
+
+    def int8(self, x: Tensor) -> Int8Weight | None:
+        """See `Int8Reader` in `_products.py`."""
+        return self.product.int8(self.weight, self.bias, x)
 
     def activated(self, x: Tensor, activation: str) -> Tensor:
         """`activation(x W^T + b)`, in one pass if possible; hooks see the linear layer's input and output."""

@@ -17,7 +17,8 @@ from .._backends.native._run import interrupted, is_plain
 from .._groups import GroupedWeight
 from .._int4 import int4_weight
 from .._int8 import DTYPES, Int8Weight, RoundedWeight, int8_weight, rounded_product
-from .._products import FEW, FUNCTIONS, LARGE, dtypes, few_rows, multiply, rounds, unfollowed
+from .._observers import passive
+from .._products import FEW, FUNCTIONS, LARGE, dtypes, few_rows, in_one_pass, multiply, rounds, unfollowed
 from ._linear import Linear
 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}  # `Module.to(dtype)` converts floats only
@@ -194,25 +195,37 @@ class RoundedLinear(nn.Linear):
         return self.multiplied(x, self.bias)
 
     def activated(self, x: Tensor, activation: str) -> Tensor:
-        """`activation(x W^T + b)`."""
-        return FUNCTIONS[activation](self(x))
+        """`activation(x W^T + b)`, in one pass if possible; hooks see the linear layer's input and output."""
+        fused = passive(self._forward_pre_hooks, self._forward_hooks)
+        out = in_one_pass([self], x, activation) if fused else None
+        return FUNCTIONS[activation](self(x)) if out is None else out
+
+    @property
+    def reads_int8(self) -> bool:
+        """Whether the weight is read in 8 bits."""
+        return self._make is Int8Weight and rounds()
+
+    def int8(self, x: Tensor) -> Int8Weight | None:
+        """See `Int8Reader` in `_products.py`."""
+        bias = self.bias
+        recorded = torch.is_grad_enabled() and bias is not None and bias.requires_grad
+        if self._make is not Int8Weight or recorded or not self._fits(x, bias):
+            return None
+        return cast(Int8Weight, self.rounded())
 
     def multiplied(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W^T + b (..., F) with gradients of x and b."""
-        rounded = self.rounded()
-        if (
-            rounds()
-            and not interrupted()
-            and unfollowed()
-            and is_plain(x)
-            and is_plain(self._like)
-            and x.dtype == self._like.dtype in DTYPES
-            and x.numel() > 0
-            and x.shape[-1] == self.in_features
-            and (bias is None or (bias.shape == (self.out_features,) and bias.dtype == x.dtype and is_plain(bias)))
-        ):
-            return rounded_product(x, None, bias, rounded)
+        plain = rounds() and not interrupted() and unfollowed() and is_plain(x) and x.numel() > 0
+        if plain and x.shape[-1] == self.in_features and self._fits(x, bias):
+            return rounded_product(x, None, bias, self.rounded())
         return F.linear(x, self.dense(), bias)
+
+    def _fits(self, x: Tensor, bias: Tensor | None) -> bool:
+        return (
+            is_plain(self._like)
+            and x.dtype == self._like.dtype in DTYPES
+            and (bias is None or (bias.shape == (self.out_features,) and bias.dtype == x.dtype and is_plain(bias)))
+        )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, weights={self.form!r}"

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from .._attention import attention
 from .._biases import Bias, as_bias
 from .._call import ObservedCall
+from .._int8 import Norm
 from .._int8_rows import as_floats
 from .._masks import Mask, Padding, as_mask
+from .._products import in_one_pass
 from .._scores._score import Score
 from .._unknown_arguments import advised
 from .._weights import Chosen, attention_weights
@@ -41,6 +43,7 @@ from .cache import (
 )
 from .cache.aligning import AlignedItems
 from .config import AttentionConfig, check_cross, reason
+from .feed_forward import unread
 from .masking import first_position, joined, of_context, real_context, without_cache
 from .norm import make_norm
 
@@ -203,6 +206,27 @@ class MultiHeadAttention(nn.Module):
         if isinstance(x, Tensor) and x.is_nested:
             refuse_with_nested(context=context, values=values, padding=padding, offset=offset, cache=cache)
             return through_nested(self, x, mask, self.config, bias=bias, positions=positions, observe=observe)
+        given: dict[str, Any] = dict(context=context, values=values, bias=bias, padding=padding, offset=offset)
+        given |= dict(cache=cache, positions=positions, observe=observe, return_weights=return_weights)
+        x, out, weights = self._read(x, mask, **given)
+        projected = self._projected_out(out, x)
+        return projected if weights is None else (projected, weights)
+
+    def _read(
+        self,
+        x: Tensor,
+        mask: Mask | Tensor | None,
+        context: Tensor | None = None,
+        values: Tensor | None = None,
+        bias: Tensor | Bias | None = None,
+        padding: Padding | None = None,
+        offset: Offset | None = None,
+        cache: LayerCache | ContextLayer | None = None,
+        positions: nn.Module | None = None,
+        observe: Observer | None = None,
+        return_weights: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """All but the last product: x without what padding holds, the heads' outputs (B, heads, Lq, Dv), weights."""
         self._check(x, context, values)
         if padding is not None and context is None:
             x = fill_padding(x, padding)  # 0 * NaN would reach the gradients of the weights
@@ -213,7 +237,7 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError(
                     "observe: not supported with a recurrent state, which has no keys and values; use no cache"
                 )
-            return self._projected_out(self._attend_state(x, mask, bias, padding, offset, cache, positions), x)
+            return x, self._attend_state(x, mask, bias, padding, offset, cache, positions), None
         place = None
         if context is None:
             query, seen, place = self._within(x, CachedInputs(x, x, mask, bias), padding, offset, cache, positions)
@@ -229,7 +253,7 @@ class MultiHeadAttention(nn.Module):
             seen = seen.in_floats(query.dtype)
         out = self._attend(query, seen, x, place, cache)
         if observe is None and not return_weights:
-            return self._projected_out(out, x)
+            return x, out, None
         observation = Observation(
             query,
             as_floats(seen.key, query.dtype),
@@ -246,7 +270,7 @@ class MultiHeadAttention(nn.Module):
         )
         if observe is not None:
             observe(observation)
-        return (self._projected_out(out, x), weights_of(observation)) if return_weights else self._projected_out(out, x)
+        return x, out, weights_of(observation) if return_weights else None
 
     def cache(self) -> LayerCache:
         """An empty cache for decoding: keys and values that grow, or the state of a recurrent mechanism.
@@ -271,8 +295,22 @@ class MultiHeadAttention(nn.Module):
 
     def _projected_out(self, out: Tensor, x: Tensor) -> Tensor:
         """(B, heads, Lq, Dv) to (B, Lq, out_width)."""
+        return self.output(self._joined_heads(out, x))
+
+    def _joined_heads(self, out: Tensor, x: Tensor) -> Tensor:
         out = out.transpose(1, 2).flatten(2)
-        return self.output(out if self.gate is None else out * self.gate(x).sigmoid())
+        return out if self.gate is None else out * self.gate(x).sigmoid()
+
+    def _normed_sum(self, x: Tensor, norm: Norm, mask: Mask | Tensor | None, **given: Any) -> Tensor | None:
+        """`norm(x + self(x, mask, **given))` with sum and norm in the last product; None if that is not in 8 bits, or
+        if hooks read what is between."""
+        hooked = self._forward_pre_hooks or self._forward_hooks or "forward" in vars(self)
+        if type(self) is not MultiHeadAttention or hooked or not (unread(self.output) and self.output.reads_int8):
+            return None
+        _, out, _ = self._read(x, mask, **given)
+        heads = self._joined_heads(out, x)
+        ended = in_one_pass([self.output], heads, None, ("add", x), norm)
+        return norm(x + self.output(heads)) if ended is None else ended
 
     def _attend_state(
         self,

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 
 from .._biases import Bias
+from .._int8 import Norm
 from .._masks import Mask, Padding
+from .._products import layer_norm
 from .._unknown_arguments import advised
 from ..batching import fill_padding
 from ..positions import Offset
@@ -21,7 +23,7 @@ from ._ragged import refuse_with_nested, through_nested
 from .attention import MultiHeadAttention, Observation, Observer, check_tokens, check_weights, weights_of
 from .cache import ContextLayer, LayerCache
 from .config import BlockConfig
-from .feed_forward import FeedForward, dropped
+from .feed_forward import FeedForward, dropped, unread
 from .norm import make_norm
 
 
@@ -125,7 +127,11 @@ class EncoderBlock(nn.Module):
             normed = self.attention_norm(x)
             read = attend(normed)
             return x + dropped(self.dropout, read if self.feed_forward is None else read + self.feed_forward(normed))
-        return self._with_feed_forward(self._with_residual(x, self.attention_norm, attend))
+
+        def summed(x: Tensor, norm: Norm) -> Tensor | None:
+            return self.attention._normed_sum(x, norm, mask, observe=observe, **given)
+
+        return self._with_feed_forward(self._with_residual(x, self.attention_norm, attend, summed))
 
     def _weighed(
         self, x: Tensor, mask: Mask | Tensor | None, observe: Observer | None, given: dict[str, Any]
@@ -153,13 +159,23 @@ class EncoderBlock(nn.Module):
 
     def _with_feed_forward(self, x: Tensor) -> Tensor:
         """The feed-forward half of the block, unless it is left out."""
-        return x if self.feed_forward is None else self._with_residual(x, self.feed_forward_norm, self.feed_forward)
+        layer = self.feed_forward
+        return x if layer is None else self._with_residual(x, self.feed_forward_norm, layer, layer._normed_sum)
 
-    def _with_residual(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        """A layer around which the residual stream runs, normalised before or after."""
+    def _with_residual(
+        self,
+        x: Tensor,
+        norm: nn.Module,
+        layer: Callable[[Tensor], Tensor],
+        summed: Callable[[Tensor, Norm], Tensor | None] | None = None,
+    ) -> Tensor:
+        """A layer around which the residual stream runs, normalised before or after. `summed(x, norm)` is
+        norm(x + layer(x)) or None."""
         if self.config.placement == "pre":
             return x + dropped(self.dropout, layer(norm(x)))
-        return norm(x + dropped(self.dropout, layer(x)))
+        after = layer_norm(norm) if summed is not None and unread(self.dropout, norm) else None
+        out = None if summed is None or after is None else summed(x, after)
+        return norm(x + dropped(self.dropout, layer(x))) if out is None else out
 
     def _norm(self) -> nn.Module:
         config = self.config

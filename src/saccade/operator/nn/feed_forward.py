@@ -8,16 +8,32 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.modules import module as _of_all
 
+from .._int8 import Norm
 from .._observers import passive
-from .._products import FUNCTIONS, chained
+from .._products import FUNCTIONS, Joined, in_one_pass
 from ._initial import by_fan_in
 from ._linear import Linear
+from ._rounded import RoundedLinear
 from .config import ACTIVATIONS, GATED, check_choice, check_positive, check_share, default_hidden
+
+_KNOWN = Linear, RoundedLinear, nn.Dropout, nn.LayerNorm
 
 
 def dropped(dropout: nn.Module, x: Tensor) -> Tensor:
     """`dropout(x)`, without the module's call if it would return x unchanged: a step of decoding is faster so."""
     return x if type(dropout) is nn.Dropout and not (dropout.training and dropout.p) else dropout(x)
+
+
+def unread(*parts: nn.Module) -> bool:
+    """Whether parts are known layers or inactive dropout, and no hook reads or changes what they give."""
+    if _of_all._global_forward_hooks or _of_all._global_forward_pre_hooks:
+        return False
+    for part in parts:
+        if type(part) not in _KNOWN or "forward" in vars(part) or (part.training and getattr(part, "p", None)):
+            return False
+        if not passive(part._forward_pre_hooks, part._forward_hooks):
+            return False
+    return True
 
 
 class FeedForward(nn.Module):
@@ -82,17 +98,17 @@ class FeedForward(nn.Module):
             inner = self.up.activated(x, self.activation)
         return self.down(dropped(self.dropout, inner))
 
-    def _in_one_pass(self, x: Tensor) -> Tensor | None:
-        """The output, if both products are in 8 bits and nothing reads what is between them."""
-        if _of_all._global_forward_hooks or _of_all._global_forward_pre_hooks:
+    def _normed_sum(self, x: Tensor, norm: Norm) -> Tensor | None:
+        """`norm(x + self(x))` in one pass; None where that is more, or hooks read what is between."""
+        hooked = self._forward_pre_hooks or self._forward_hooks or "forward" in vars(self)
+        return None if type(self) is not FeedForward or hooked else self._in_one_pass(x, ("add", x), norm)
+
+    def _in_one_pass(self, x: Tensor, joined: Joined | None = None, norm: Norm | None = None) -> Tensor | None:
+        """The output, what is joined to it and the norm of all, if both products are in 8 bits and nothing reads what
+        is between them; else None."""
+        if self.gated or not (unread(self.up, self.dropout, self.down) and self.up.reads_int8 and self.down.reads_int8):
             return None
-        for part in (self.up, self.dropout, self.down):
-            if type(part) not in (Linear, nn.Dropout) or "forward" in vars(part):
-                return None
-            if not passive(part._forward_pre_hooks, part._forward_hooks):
-                return None
-        drops = self.dropout.training and self.dropout.p
-        return None if drops else chained(self.up, self.down, x, self.activation)
+        return in_one_pass([self.up, self.down], x, self.activation, joined, norm)
 
     def extra_repr(self) -> str:
         return repr(self.activation)
