@@ -127,7 +127,7 @@ def test_columns_in_another_order_and_layers_of_the_same_x_as_one():
 
 
 def test_no_step_and_zero_are_much_better():
-    """Than those found, of all steps with each whole zero near that which centres the range; the plain range is worse."""
+    """Than those found, of all steps with each zero near that which centres the range; the plain range is worse."""
     torch.manual_seed(0)
     weight = torch.randn(61, 389)
     packed = int4_weight(weight)

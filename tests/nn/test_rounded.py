@@ -166,7 +166,8 @@ def test_layers_that_are_replaced_and_those_that_stay(form, wrong):
     model["again"], model["tied"].weight = model["large"], model["table"].weight
     model.eval()
     Rounding(model, form, keep=["kept.weight"]).round_all()
-    assert [name for name, part in model.items() if isinstance(part, RoundedLinear)] == ["large", "tied", "output", "again"]
+    rounded = [name for name, part in model.items() if isinstance(part, RoundedLinear)]
+    assert rounded == ["large", "tied", "output", "again"]
     assert model["again"] is model["large"]
     assert not model["large"].training
     assert model["large"].form == form

@@ -1,5 +1,5 @@
-"""Weights rounded to 4 bits: bytes q step - zero, with q from 0 to 15 and whole numbers of each group of 32 entries of a
-row, times a scale for 128 entries.
+"""Weights rounded to 4 bits: bytes q step - zero, with q from 0 to 15 and whole numbers for each group of 32 entries of
+a row, times a scale for 128 entries.
 
 Shape legend: E width, F features, G groups of E, N blocks of 128 of E.
 """
@@ -46,8 +46,8 @@ def int4_weight(weight: Tensor) -> GroupedWeight:
 
 
 def _fitted(parts: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of groups (..., 32) within bytes q (..., 32), steps and zeros (..., 1), the best of six by the squared error: of
-    two steps each the zero that centres the range, and twice that of least squares beside the last q."""
+    """q (..., 32), steps and zeros (..., 1) of groups (..., 32) in bytes, the best of six by the squared error: of two
+    steps each the zero that centres the range, and twice that of least squares beside the last q."""
     widest = ((most - least) / _LARGEST).ceil_()
     best: list[Tensor] = []
     for fewer in (0, 1):
