@@ -258,13 +258,14 @@ template <class D, int M> void stepped_row(const SignedRows<kInt8Block>& rows, i
 // Lines of eight terms in 4 bits as lines of four bytes q, or q step - zero + 128; `held` is that of the first terms of the panel.
 template <bool stepped> void group_bytes(const uint8_t* from, int64_t first, int64_t terms, const HeldScales& held, uint8_t* to) {
     typedef uint8_t vb __attribute__((vector_size(4 * lanes)));
+    typedef uint16_t vw __attribute__((vector_size(4 * lanes)));
     for (int64_t part = 0; part < terms / kPart; part++)
         for (int n = 0; n < kInt8Panel; n += lanes) {
-            vs step;
+            vw step;
             vb plus;
             if constexpr (stepped) {
                 const int64_t at = (first / kPart + part) * kInt8Panel + n;
-                step = (vs)((vu)held.whole(held.steps, at) * 0x00010001u);
+                step = (vw)((vu)held.whole(held.steps, at) * 0x00010001u);
                 plus = (vb)(((128u - (vu)held.whole(held.zeros, at)) & 255u) * 0x01010101u);
             }
 #pragma GCC unroll 4
@@ -274,7 +275,7 @@ template <bool stepped> void group_bytes(const uint8_t* from, int64_t first, int
                 const vu both = load(reinterpret_cast<const uint32_t*>(at));
                 vu low = both & splat_u(0x0f0f0f0f), high = both >> 4 & splat_u(0x0f0f0f0f);
                 // Two bytes at once: no product is above 255.
-                if constexpr (stepped) low = (vu)((vb)((vs)low * step) + plus), high = (vu)((vb)((vs)high * step) + plus);
+                if constexpr (stepped) low = (vu)((vb)((vw)low * step) + plus), high = (vu)((vb)((vw)high * step) + plus);
                 store(reinterpret_cast<uint32_t*>(to + k * kInt8Panel + 4 * n), low);
                 store(reinterpret_cast<uint32_t*>(to + (k + 4) * kInt8Panel + 4 * n), high);
             }
