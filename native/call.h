@@ -330,10 +330,11 @@ struct Int8Product {
 struct GroupForm {
     int bits, group, shift, offset;  // a number of `scales` is for `1 << shift` groups
     bool half, steps, minima, zeros;
+    bool bytes;  // q step - zero is a byte, and x has scales for as many terms as the numbers
 
     explicit GroupForm(int64_t code)
         : bits(code & 15), group(code >> 4 & 63), shift(code >> 10 & 63), offset(code >> 16 & 255), half(code >> 24 & 1),
-          steps(code >> 25 & 1), minima(code >> 26 & 1), zeros(code >> 27 & 1) {}
+          steps(code >> 25 & 1), minima(code >> 26 & 1), zeros(code >> 27 & 1), bytes(code >> 28 & 1) {}
     int64_t units(int64_t groups) const { return ((groups - 1) >> shift) + 1; }
     int64_t rows(int64_t groups) const { return units(groups) * (1 + minima) + (groups + 1) / 2 * (steps + zeros); }
 };

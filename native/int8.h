@@ -71,25 +71,27 @@ struct ByteBlock {
 
 // Rows as bytes: block n of row r, kInt8Block terms, is `place(n, r)` in `blocks` and in `bytes`. So a block of all rows is one
 // stream.
-struct ByteRows {
+template <class B> struct RowBlocks {
     uint8_t* bytes;
-    ByteBlock* blocks;
+    B* blocks;
     int64_t most;  // rows that there is memory for
 
     static int64_t size(int64_t rows, int64_t width, int bytes) {
-        return rows * ((width + kInt8Block - 1) / kInt8Block) * (kInt8Block * bytes + (int64_t)sizeof(ByteBlock));
+        return rows * ((width + kInt8Block - 1) / kInt8Block) * (kInt8Block * bytes + (int64_t)sizeof(B));
     }
-    ByteRows(void* memory, int64_t rows, int64_t width, int bytes)
+    RowBlocks(void* memory, int64_t rows, int64_t width, int bytes)
         : bytes(static_cast<uint8_t*>(memory)),
-          blocks(reinterpret_cast<ByteBlock*>(this->bytes + rows * ((width + kInt8Block - 1) / kInt8Block) * kInt8Block * bytes)),
+          blocks(reinterpret_cast<B*>(this->bytes + rows * ((width + kInt8Block - 1) / kInt8Block) * kInt8Block * bytes)),
           most(rows) {}
     int64_t place(int64_t block, int64_t row) const { return block * most + row; }
-    ByteRows from(int64_t row, int bytes) const {
-        ByteRows rest = *this;
+    RowBlocks from(int64_t row, int bytes) const {
+        RowBlocks rest = *this;
         rest.bytes += row * kInt8Block * bytes, rest.blocks += row;
         return rest;
     }
 };
+
+typedef RowBlocks<ByteBlock> ByteRows;
 
 // `part(k)` are the numbers from k on, 0 beyond the row. `nothing` becomes NaN if one of them is not finite; the bytes are of
 // no use then.

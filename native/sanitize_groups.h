@@ -6,7 +6,7 @@
 namespace saccade::sanitize {
 
 // One call of the kernel: x, W and out end where their memory does. Groups of x hold whole numbers, 127 among them, so that
-// their bytes are the numbers themselves.
+// their bytes are the numbers themselves. A fifth of the weights is that of "int4".
 struct GroupRun {
     GroupProduct call;
     std::vector<float> x, bias, out;
@@ -16,8 +16,10 @@ struct GroupRun {
 
     GroupRun(Random& random, int threads, bool quads) {
         call.rows = draw(random, 1, 40), call.width = draw(random, 1, 300), call.features = draw(random, 1, 200), call.threads = threads;
-        const int bits = chance(random, 0.5) ? 4 : 8, group = bits == 8 && chance(random, 0.5) ? 16 : 32;
-        const GroupForm form(bits | group << 4 | draw(random, 0, 3) << 10 | draw(random, 0, 128) << 16 | draw(random, 0, 15) << 24);
+        const bool int4 = chance(random, 0.2);
+        const int bits = int4 || chance(random, 0.5) ? 4 : 8, group = bits == 8 && chance(random, 0.5) ? 16 : 32;
+        const int drawn = draw(random, 0, 3) << 10 | draw(random, 0, 128) << 16 | draw(random, 0, 15) << 24;
+        const GroupForm form(bits | group << 4 | (int4 ? 2 << 10 | 0b11010 << 24 : drawn));
         call.form = form;
         const int64_t groups = (call.width + group - 1) / group, panels = (call.features + kInt8Panel - 1) / kInt8Panel;
         const int64_t units = form.units(groups), rows = form.rows(groups), padded = (call.width + 31) / 32 * 32;
@@ -34,12 +36,13 @@ struct GroupRun {
                 const int64_t unit = (g >> form.shift) * kInt8Panel + at;
                 of[unit] = f % 2 ? one : minus_two;
                 if (form.minima) of[units * kInt8Panel + unit] = f % 3 ? one : minus_two;
-                if (form.steps) steps[g * kInt8Panel + at] = draw(random, -3, 3);
-                if (form.zeros) zeros[g * kInt8Panel + at] = draw(random, -3, 3);
+                if (form.steps) steps[g * kInt8Panel + at] = int4 ? draw(random, 1, 17) : draw(random, -3, 3);
+                if (form.zeros) zeros[g * kInt8Panel + at] = int4 ? draw(random, -100, 127) : draw(random, -3, 3);
                 const int scale = (f % 2 ? 1 : -2) * (form.steps ? steps[g * kInt8Panel + at] : 1);
                 const int minimum = ((form.minima ? f % 3 : f % 2) ? 1 : -2) * (form.zeros ? zeros[g * kInt8Panel + at] : 1);
+                const int most = int4 ? std::min((127 + zeros[g * kInt8Panel + at]) / steps[g * kInt8Panel + at], 15) : (1 << bits) - 1;
                 for (int64_t k = g * group; k < std::min((g + 1) * group, call.width); k++) {
-                    const int q = draw(random, 0, (1 << bits) - 1);
+                    const int q = draw(random, 0, most);
                     weight[f * call.width + k] = scale * (q - form.offset) - (form.minima || form.zeros ? minimum : 0);
                     const int64_t line = f / kInt8Panel * padded * bits / 32 + k * bits / 32;
                     packed[(line * kInt8Panel + at) * 4 + k % 4] |= q << (bits == 4 ? k % 8 / 4 * 4 : 0);

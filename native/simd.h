@@ -400,18 +400,19 @@ SACCADE_INLINE vf load_as_float(const f16* p) {
 #endif
 }
 
-SACCADE_INLINE vf load_as_float(const int8_t* p) {
+SACCADE_INLINE vi load_whole(const int8_t* p) {
 #if defined(__AVX512F__)
-    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
 #elif defined(__AVX2__)
-    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
 #else
     typedef int8_t vb __attribute__((vector_size(lanes)));
     vb some;
     memcpy(&some, p, lanes);
-    return __builtin_convertvector(some, vf);
+    return __builtin_convertvector(some, vi);
 #endif
 }
+SACCADE_INLINE vf load_as_float(const int8_t* p) { return __builtin_convertvector(load_whole(p), vf); }
 
 // The first `count` entries as float, 0 in the other lanes; nothing beyond them is read.
 template <class T> SACCADE_INLINE vf load_as_float(const T* p, int64_t count) {

@@ -57,13 +57,14 @@ def simulate(module, form):
     a language model, in 8 bits instead of 4."""
     reads = type(module).__name__.endswith(("ForCausalLM", "LMHeadModel"))
     tied = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+    tables = {part.weight.shape for part in module.modules() if isinstance(part, nn.Embedding)}
     for part in module.modules():
         conv = type(part).__name__ == "Conv1D"
         if not (conv or isinstance(part, nn.Linear)) or part.weight.numel() < LARGE:
             continue
         if id(part.weight) in tied and not reads:
             continue
-        own = "int8" if form == "int4" and id(part.weight) in tied else form
+        own = "int8" if form == "int4" and part.weight.shape in tables else form
         weight = part.weight.detach().t() if conv else part.weight.detach()
         weight = ROUND[own](weight).double()
 
@@ -127,7 +128,8 @@ def test_it_is_the_stored_model_with_rounded_layers(saved, kind, form):
         assert rounded or not name.endswith((".packed", ".scales", ".halves"))
     large = [part for part in plain.modules() if hasattr(part, "weight") and "Embedding" not in type(part).__name__]
     count = sum(part.weight.numel() >= LARGE for part in large) + (kind == "gpt2")  # its output layer
-    rest = " (1 of them in int8)" if form == "int4" and kind in ("gpt1", "gpt2") else ""
+    heads = sum(part.weight.shape == (307, part.weight.shape[-1]) for part in large) + (kind == "gpt2")
+    rest = f" ({heads} of them in int8)" if form == "int4" and heads else ""
     assert f"{count} linear layers hold their weights in {form}{rest}:" in model.explain()
 
 

@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from native.fuzzing import each_set
 from saccade.operator._groups import GroupForm, empty_groups, joined
 from saccade.operator._int4 import GROUP, int4_weight
+from saccade.operator._int8 import BLOCK
 
 SIZES = [(1, 2, 1), (3, 7, 65), (13, 127, 61), (5, 131, 67), (8, 389, 193), (37, 1537, 71), (301, 257, 131)]
 FORMS = {
-    "int4": GroupForm(4, offset=8, dtype=torch.bfloat16),
+    "int4": GroupForm(4, span=4, dtype=torch.bfloat16, steps=True, zeros=True, bytes=True),
+    "Q4_0": GroupForm(4, offset=8),
     "Q4_1": GroupForm(4, minima=True),
     "Q4_K": GroupForm(4, span=8, steps=True, minima=True, zeros=True),
     "gptq, 4 bits": GroupForm(4, span=4, zeros=True),
@@ -33,8 +35,8 @@ def groups_of(x, group=GROUP):
 
 
 def made(form, features, width, numbers, order=None):
-    """A weight with `numbers(shape)` as scales and minima and whole numbers up to 2 in size beside them, and the same
-    in float64 by the definition."""
+    """A weight with `numbers(shape)` as scales and minima and whole numbers up to 2 in size beside them, of "int4" as
+    far as its bytes go, and the same in float64 by the definition."""
     groups = -(-width // form.group)
     units = -(-groups // form.span)
     q = torch.randint(0, 2**form.bits, (features, width), dtype=torch.uint8)
@@ -44,11 +46,16 @@ def made(form, features, width, numbers, order=None):
     for name in ("steps", "zeros"):
         if getattr(form, name):
             parts[name] = torch.randint(-2, 3, (features, groups), dtype=torch.int8)
+    column = torch.arange(width)
+    unit, group = column // form.group // form.span, column // form.group
+    if form.bytes:
+        parts["steps"] = torch.randint(1, 18, (features, groups), dtype=torch.int8)
+        parts["zeros"] = torch.randint(-100, 128, (features, groups), dtype=torch.int8)
+        most = (parts["zeros"].int() + 127) // parts["steps"]
+        q = torch.minimum(q, most[:, group].clamp_max(15).to(torch.uint8))
     weight = empty_groups(features, width, form, order)
     for first in range(0, features, 64):
         weight.put(first, q[first : first + 64], **{name: part[first : first + 64] for name, part in parts.items()})
-    column = torch.arange(width)
-    unit, group = column // form.group // form.span, column // form.group
     scale, minimum = parts["scales"].double()[:, unit], torch.zeros(())
     if form.minima or form.zeros:
         minimum = parts["minima"].double()[:, unit] if form.minima else scale
@@ -88,7 +95,7 @@ def test_rows_are_rounded_by_at_most_half_a_step(size, form, dtype):
     x, bias = (torch.randn(rows, width) * torch.logspace(-3, 3, rows)[:, None] + 0.3).to(dtype), torch.randn(features)
     packed, weight = made(FORMS[form], features, width, torch.randn)
     exact = x.double() @ weight.T + bias.double()
-    group = FORMS[form].group
+    group = BLOCK if FORMS[form].bytes else FORMS[form].group
     steps = groups_of(x.float(), group).abs().amax(2) / 127  # (R, G)
     sizes = groups_of(weight, group).abs().sum(2)  # (F, G)
     unit = 2.0**-23 if dtype == torch.float32 else 2.0**-8
@@ -119,21 +126,25 @@ def test_columns_in_another_order_and_layers_of_the_same_x_as_one():
     assert joined([parts[0][0], None]) is None
 
 
-def test_no_scale_on_a_fine_grid_is_much_better():
-    """Of the scales that have the extreme entry between 6 and 9.5 steps from 0, with the integers nearest to it."""
+def test_no_step_and_zero_are_much_better():
+    """Than those found, of all steps with each zero near that which centres the range; the plain range is worse."""
     torch.manual_seed(0)
     weight = torch.randn(61, 389)
-    parts = groups_of(weight)
-    found = groups_of(int4_weight(weight).dense() - weight).square().sum(2)
-    extreme = parts.gather(2, parts.abs().argmax(2, keepdim=True))
-    best = torch.full_like(found, torch.inf)
-    for steps in torch.linspace(6, 9.5, 351):
-        scale = -extreme / steps
-        q = (parts / scale).round().clamp(-8, 7)
-        best = torch.minimum(best, (parts - scale * q).square().sum(2))
-    plain = (parts - (parts / (extreme / -8)).round().clamp(-8, 7) * extreme / -8).square().sum(2)
-    assert found.sum() < 1.01 * best.sum()
-    assert found.sum() < 0.93 * plain.sum()
+    packed = int4_weight(weight)
+    scale = packed.scales[:, : packed.form.rows(389)[0]].view(torch.bfloat16).transpose(1, 2).flatten(0, 1)[:61].float()
+    parts = groups_of(weight) / scale.repeat_interleave(4, 1)[:, :13, None]
+    least, most = parts.aminmax(dim=2, keepdim=True)
+    best = torch.full(parts.shape[:2], torch.inf)
+    for step in range(1, 18):
+        for moved in range(-12, 13):
+            zero = (step * 7.5 - (most + least) / 2).round() + moved
+            value = (((parts + zero) / step).round().clamp(0, 15) * step - zero).clamp(-128, 127)
+            best = torch.minimum(best, (value - parts).square().sum(2))
+    step = (most - least) / 15
+    plain = (((parts - least) / step).round() * step + least - parts).square().sum(2)
+    found = (groups_of(packed.dense()) / scale.repeat_interleave(4, 1)[:, :13, None] - parts).square().sum(2)
+    assert found.sum() < 1.15 * best.sum()
+    assert found.sum() < 0.9 * plain.sum()
 
 
 def test_weights_of_zeros_and_of_large_and_small_numbers():

@@ -21,7 +21,7 @@ from saccade.operator._products import unrounded
 from saccade.operator.nn._rounded import FORMS, HeldWeight, RoundedLinear, Rounding, described
 
 E, OUT = 389, 131
-BITS = {"bfloat16": 16, "int8": 8 + 64 / BLOCK, "int4": 4 + 16 / GROUP}
+BITS = {"bfloat16": 16, "int8": 8 + 64 / BLOCK, "int4": 4 + 16 / GROUP + 16 / BLOCK}
 STEPS = {"bfloat16": 2.0**-8, "int8": 1 / 254, "int4": 1.1 / 8}  # of the largest entry, which rounding may be off by
 
 
@@ -179,14 +179,17 @@ def test_layers_that_are_replaced_and_those_that_stay(form, wrong):
             return 2 * super().forward(x)
 
     model = nn.ModuleDict({"large": nn.Linear(256, 131), "small": nn.Linear(7, 11), "own": Own(256, 131)})
-    model.update({"tied": nn.Linear(256, 131), "table": nn.Embedding(131, 256), "kept": nn.Linear(256, 131)})
+    model.update({"tied": nn.Linear(256, 137), "table": nn.Embedding(137, 256), "kept": nn.Linear(256, 131)})
+    model["output"] = nn.Linear(256, 137)
     model["again"], model["tied"].weight = model["large"], model["table"].weight
     model.eval()
     Rounding(model, form, keep=["kept.weight"]).round_all()
-    assert [name for name, part in model.items() if isinstance(part, RoundedLinear)] == ["large", "tied", "again"]
+    rounded = [name for name, part in model.items() if isinstance(part, RoundedLinear)]
+    assert rounded == ["large", "tied", "output", "again"]
     assert model["again"] is model["large"]
     assert not model["large"].training
-    assert model["tied"].form == ("int8" if form == "int4" else form)
+    assert model["large"].form == form
+    assert model["tied"].form == model["output"].form == ("int8" if form == "int4" else form)
     assert type(model["table"]) is nn.Embedding and model["table"].weight.is_floating_point()
     unfit = nn.Sequential(nn.Linear(256, 131))
     unfit[0].weight.data[3, 5] = wrong

@@ -2,7 +2,7 @@
 
 A weight is scale (q - offset) - minimum, with whole numbers q from 0 and a scale and a minimum for each group of 32 or
 16 entries of a row: those that "int4" finds, or those of a checkpoint. Activations become bytes with scales for the
-same groups, as they come. Products of a group are summed in int32, exactly (`native/groups.h`).
+same groups, or for 128 entries, as they come. Products of a group are summed in int32, exactly (`native/groups.h`).
 
 Shape legend: ... any axes, E width, F features, G groups of E, N numbers of the scales of a row, P panels of F.
 """
@@ -35,6 +35,8 @@ class GroupForm(NamedTuple):
         steps: whether a scale is its number times a whole number of the group's own.
         minima: whether minima have numbers of their own, as many as the scales.
         zeros: whether a minimum is its number, or that of the scale, times a whole number of the group's own.
+        bytes: whether steps are above 0 and q step - zero lies between -128 and 127, for 128 entries with one number:
+            these are multiplied as bytes of one scale, and so are the activations.
     """
 
     bits: int = 8
@@ -45,6 +47,7 @@ class GroupForm(NamedTuple):
     steps: bool = False
     minima: bool = False
     zeros: bool = False
+    bytes: bool = False
 
     @property
     def code(self) -> int:
@@ -60,7 +63,7 @@ class GroupForm(NamedTuple):
 
 @functools.cache
 def _code(form: GroupForm) -> int:
-    flags = (form.dtype == torch.float16, form.steps, form.minima, form.zeros)
+    flags = (form.dtype == torch.float16, form.steps, form.minima, form.zeros, form.bytes)
     code = form.bits | form.group << 4 | (form.span.bit_length() - 1) << 10 | form.offset << 16
     return code | sum(flag << 24 + n for n, flag in enumerate(flags))
 

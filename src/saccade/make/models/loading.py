@@ -70,11 +70,11 @@ def load(
             has another number of labels, its tensors of another shape are initialised randomly; with other label names,
             all tensors with a row for each label are. The same names in another order reorder its rows.
         weights: what linear layers of 32,768 weights and more hold: "bfloat16", or whole numbers with scales for blocks
-            of a row, "int8" by 128 or "int4" by 32. Everything else is float32, or beside whole numbers bfloat16:
-            embeddings, output layers tied to them, norms, new heads. Such weights can be read, but not trained or
-            saved; adapters beside them train. "stored" holds the numbers of a quantised checkpoint, and of the rest
-            floats; `model.report` names what is dequantised. None holds all weights in `dtype`. `model.explain()` gives
-            the sizes.
+            of a row, "int8" by 128 or "int4" by 32, whose output layers have 8 bits. Everything else is float32, or
+            beside whole numbers bfloat16: embeddings, output layers tied to them, norms, new heads. Such weights can
+            be read, but not trained or saved; adapters beside them train. "stored" holds the numbers of a quantised
+            checkpoint, and of the rest floats; `model.report` names what is dequantised. None holds all weights in
+            `dtype`. `model.explain()` gives the sizes.
 
     Raises:
         FileNotFoundError: no such folder or name, or a file is missing from it.

@@ -241,7 +241,7 @@ def is_roundable(module: nn.Module) -> bool:
 
 
 def output_form(form: str) -> str:
-    """The form of a copy of an embedding for an output layer: in 4 bits rare tokens would lose too much."""
+    """The form of an output layer: in 4 bits rare tokens would lose too much."""
     return "int8" if form == "int4" else form
 
 
@@ -249,7 +249,8 @@ class Rounding:
     """Replaces the large linear layers of a model by layers that hold their weights in few bits, one after the other.
 
     Layers whose weights other modules use too stay as they are, except that an output layer gets a copy of its own of
-    the embedding that it is tied to: a step of decoding reads all of it, and of the embedding a row.
+    the embedding that it is tied to: a step of decoding reads all of it, and of the embedding a row. A layer with the
+    shape of an embedding is an output layer.
 
     Args:
         form: a name of `FORMS`; "stored" only replaces layers whose weights are given to `hold`.
@@ -257,7 +258,7 @@ class Rounding:
     """
 
     def __init__(self, model: nn.Module, form: str, keep: Collection[str] = ()):
-        tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+        tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
         others = (module for module in model.modules() if not isinstance(module, nn.Embedding))
         owners = Counter(id(tensor) for module in others for tensor in module._parameters.values())
         places: dict[Any, list[tuple[nn.Module, str]]] = {}
@@ -265,7 +266,8 @@ class Rounding:
             for name, module in parent._modules.items():
                 if module is not None and is_roundable(module) and owners[id(module.weight)] == 1:
                     places.setdefault(module, []).append((parent, name))
-        self._form, self._tables = form, tables
+        self._form, self._tables = form, {id(table) for table in tables}
+        self._shapes = {table.shape for table in tables}
         named = ((f"{path}.weight", module) for path, module in model.named_modules() if module in places)
         self._left = {name: (module, places[module]) for name, module in named}
         for name in keep:
@@ -278,7 +280,7 @@ class Rounding:
         module, _ = self._left[name]
         weight = module.weight.detach()
         try:
-            form = output_form(self._form) if id(module.weight) in self._tables else self._form
+            form = output_form(self._form) if weight.shape in self._shapes else self._form
             layer = RoundedLinear(weight if isinstance(module, nn.Linear) else weight.t(), module.bias, form)
         except ValueError:
             raise ValueError(f"{name}: holds NaN or infinities, which {self._form} cannot hold") from None
