@@ -334,6 +334,24 @@ def test_a_hook_that_changes_the_next_layer_is_seen_at_once():
 
 
 @torch.no_grad()
+def test_outputs_that_transformers_captures_come_from_the_modules_and_no_others():
+    """Its hooks stay behind on the layers and their attention."""
+    steps = Steps("Llama")
+    with saccade.accelerate(steps.model) as run:
+        for asked in ({}, dict(output_hidden_states=True), dict(output_attentions=True), {}):
+            for _ in range(4):
+                steps.agrees()
+            taken = run.backends["native"]
+            out = steps.model(steps.ids[:, steps.at : steps.at + 1], past_key_values=steps.cache, **asked)
+            assert (run.backends["native"] == taken + 2) == (not asked)
+            steps.at += 1
+            want = steps.model(steps.ids[:, : steps.at], use_cache=False, **asked)
+            for got, whole in zip(out.hidden_states or (), want.hidden_states or (), strict=True):
+                close(got, whole[:, -1:])
+            assert (out.attentions is None) == ("output_attentions" not in asked)
+
+
+@torch.no_grad()
 def test_no_cache_and_no_copy_of_weights_outlives_its_use():
     model = model_of("Llama", num_hidden_layers=3)
     Rounding(model, "int4").round_all()

@@ -27,6 +27,7 @@ from ._decoder_caches import Buffer, GrowingBuffers, SharedArguments
 from ._decoder_forms import Linear, Parts, eps_of
 from ._effects import CHANGES, same_random_numbers
 from ._fused_layers import NOT_CALLED, OTHER, PROVED, REPLACED
+from ._hooks import captures, idle
 from ._linears import PackedLinear, by_kind
 from ._padded import LayerStack, PaddedLayer
 from ._proof import next_proof, same, tells
@@ -128,6 +129,7 @@ class DecoderLayer(PaddedLayer):
             and self._steps_left > 0
             and self._read is not None
             and self.outside() is None
+            and not captures()
             and self.structure.keeps_lists()
             and self._read[0].serve(x)
         )
@@ -186,7 +188,7 @@ class DecoderLayer(PaddedLayer):
                 return
             if after._awaited:  # and was not called
                 after._awaited, after._alone = False, _APART
-            bare = _observers.passive(before.module._forward_pre_hooks, before.module._forward_hooks)
+            bare = idle(before.module._forward_pre_hooks, before.module._forward_hooks)
             if not (bare and after._follows and not after._alone and after._stays(x)):
                 return
             if before is self and not ahead.called_by_its_model():

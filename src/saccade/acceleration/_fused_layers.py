@@ -24,6 +24,7 @@ from ..operator import _observers
 from ..operator._backends.native._run import interrupted, is_plain
 from ..operator._products import Joined, in_one_pass, layer_norm, unrounded
 from ._effects import CHANGES, Effects, same_random_numbers, shadow
+from ._hooks import idle
 from ._linears import PackedLinear, holds_rounded, is_linear
 from ._methods import ReplacedMethod
 from ._proof import next_proof, same, same_where_finite, samples, tells, unusual_samples
@@ -172,7 +173,7 @@ class FusedLayer(ReplacedMethod):
             return outside
         for part in self._watched:
             before, after = part._forward_pre_hooks, part._forward_hooks
-            if (before or after) and not _observers.passive(before, after):
+            if (before or after) and not idle(before, after):
                 return "a forward hook is set inside"
             if isinstance(part, nn.Dropout) and part.training and part.p:
                 return DROPOUT
