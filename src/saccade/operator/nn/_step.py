@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -34,9 +34,6 @@ from .feed_forward import FeedForward
 from .masking import joined
 from .norm import RMSNorm
 
-if TYPE_CHECKING:
-    from .stacks import Decoder
-
 _FORWARDS: dict[type[nn.Module], Any] = {
     kind: kind.forward
     for kind in (
@@ -57,9 +54,9 @@ class _Read(NamedTuple):
 _KNOWN: WeakKeyDictionary[nn.Module, _Read] = WeakKeyDictionary()  # which holds the parts of a decoder, and not itself
 
 
-def native_step(x: Tensor, cache: KVCache, decoder: Decoder) -> Tensor | None:
-    """x (R, 1, E), which continues the tokens in the cache, through causal blocks and a last norm; None if these have
-    to be called."""
+def native_step(x: Tensor, cache: KVCache, decoder: Any) -> Tensor | None:
+    """x (R, 1, E), which continues the tokens in the cache, through the causal blocks of a `Decoder` and its last norm;
+    None if these have to be called."""
     try:
         with torch._C.DisableTorchFunction():  # modes that only observe would follow each function of a step
             check_call(x)
@@ -68,7 +65,7 @@ def native_step(x: Tensor, cache: KVCache, decoder: Decoder) -> Tensor | None:
         return None
 
 
-def _step(x: Tensor, cache: KVCache, decoder: Decoder) -> Tensor:
+def _step(x: Tensor, cache: KVCache, decoder: Any) -> Tensor:
     layers: list[GrowingLayer] = []
     for layer in cache.layers:
         if type(layer) is not GrowingLayer or layer._key is None or layer._key.shape[0] != x.shape[0]:
@@ -96,7 +93,7 @@ def _step(x: Tensor, cache: KVCache, decoder: Decoder) -> Tensor:
     return out
 
 
-def _read(decoder: Decoder, x: Tensor) -> _Read:
+def _read(decoder: Any, x: Tensor) -> _Read:
     last, layers = _norm(decoder.norm, x), decoder._layers()
     blocks = [_block(block, positions, x) for block, positions in layers]
     modules = [module for module in decoder.modules() if module is not decoder]
