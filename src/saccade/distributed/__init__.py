@@ -6,12 +6,14 @@
 
 Begin with `_attention.py`. `_blocks.py` reads the mask in blocks, `_dealing.py` deals them, `_plan.py` is the result;
 `_exchange.py` sends and receives, `_tiles.py` computes rectangles by the operator, `_sums.py` adds them up, and
-`_ring.py` and `_ulysses.py` are the ways to do a call. Imports the operator and its masks.
+`_ring.py` and `_ulysses.py` are the ways to do a call. `_models.py` puts them into decoders of transformers. Imports
+the operator, its masks, and what reads the calls of transformers.
 """
 
 from __future__ import annotations
 
 from ._attention import attention, attention_with_lse
+from ._models import context_parallel, shard
 from ._plan import SequencePlan, plan
 
-__all__ = ["SequencePlan", "attention", "attention_with_lse", "plan"]
+__all__ = ["SequencePlan", "attention", "attention_with_lse", "context_parallel", "plan", "shard"]

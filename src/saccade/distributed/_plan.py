@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..operator._masks import Mask, as_mask
+from ..operator._masks._algebra import And
 from ..operator._masks._data import bounded
 from ..operator._masks._intervals import Span
 from ._blocks import Array, BlockTable, survey
@@ -106,13 +108,17 @@ class SequencePlan:
     def __init__(self, mask: Mask | None, table: BlockTable, group: Any, layout: str) -> None:
         self.mask, self.length, self.block = mask, table.length, table.size
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
-        self._table = table
         self._owner = evenly(table, self.ranks) if layout == "ulysses" else dealt(table, self.ranks)
         self.rows = tuple(self._spans(self._owner == rank) for rank in range(self.ranks))
-        self.imbalance = 0.0 if layout == "ulysses" else imbalance(self._owner, table.pairs, self.ranks)
-        self.keys_received = tuple(received(self._owner, table, self.ranks))
         self.layout, self._reason = self._chosen(layout)
-        self.digest = table.digest
+        self._take(table)
+
+    def _take(self, table: BlockTable) -> None:
+        """Derive what depends on the blocks of the mask, for the rows as they are dealt."""
+        self._table, self.digest = table, table.digest
+        self.imbalance = 0.0 if self.layout == "ulysses" else imbalance(self._owner, table.pairs, self.ranks)
+        self.keys_received = tuple(received(self._owner, table, self.ranks))
+        self._narrower: dict[Mask, SequencePlan] = {}
         self._slices: dict[tuple[Span, Span], Mask] = {}
         self.from_rank = lru_cache(None)(self._from_rank)
         self.tiles = lru_cache(None)(self._tiles)
@@ -218,6 +224,16 @@ class SequencePlan:
             self._slices[rows, keys] = mask.slice(rows, keys, lengths=lengths)
         return self._slices[rows, keys]
 
+    def _narrowed(self, mask: Mask | None) -> SequencePlan:
+        """The plan with the same rows for those of its pairs that another mask, too, shows."""
+        if mask is None or _parts(mask) <= _parts(self.mask):
+            return self
+        if mask not in self._narrower:
+            plan = self._narrower[mask] = copy.copy(self)
+            plan.mask = mask if self.mask is None else self.mask & mask
+            plan._take(survey(plan.mask, self.length))
+        return self._narrower[mask]
+
     # --- what it says of itself ---------------------------------------------------------------------------------------
 
     def traffic(self, key: Tensor, value: Tensor) -> tuple[int, ...]:
@@ -292,6 +308,11 @@ def _put(whole: Tensor, dim: int, spans: Spans, part: Tensor) -> None:
     for start, stop in spans:
         whole.narrow(dim, start, stop - start).copy_(part.narrow(dim, done, stop - start))
         done += stop - start
+
+
+def _parts(mask: Mask | None) -> frozenset[Mask]:
+    """Masks of which all must show a pair."""
+    return frozenset() if mask is None else frozenset(mask.parts if isinstance(mask, And) else [mask])
 
 
 def _shortened(mask: Any) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-CALL, RING, SUMS, TILES, HEADS = (
-    f"src/saccade/distributed/_{name}.py" for name in ("attention", "ring", "sums", "tiles", "ulysses")
+CALL, RING, SUMS, TILES, HEADS, MODELS = (
+    f"src/saccade/distributed/_{name}.py" for name in ("attention", "ring", "sums", "tiles", "ulysses", "models")
 )
 TESTS = ("tests/distributed/test_attention.py",)
 
@@ -81,5 +81,13 @@ FAULTS = (
         "total[:, list(of[rank])] =",
         TESTS,
         "Of ranks that share a key head, the last one's gradient stands for all.",
+    ),
+    Fault(
+        "shards-mask-of-layers",
+        MODELS,
+        "plan=self.plan._narrowed(own)",
+        "plan=self.plan",
+        ("tests/distributed/test_models.py",),
+        "A layer's own mask, such as a sliding window, is dropped.",
     ),
 )

@@ -7,6 +7,6 @@ whichever implementation was chosen; `functions_wrapped_by` puts a wrapper aroun
 
 from ._mask_tensor import MaskTensor, UnknownAttention
 from ._meaning import meaning_of
-from ._wrapping import functions_wrapped_by
+from ._wrapping import functions_wrapped_by, masks_wrapped_by
 
-__all__ = ["MaskTensor", "UnknownAttention", "functions_wrapped_by", "meaning_of"]
+__all__ = ["MaskTensor", "UnknownAttention", "functions_wrapped_by", "masks_wrapped_by", "meaning_of"]

@@ -45,8 +45,15 @@ def functions_wrapped_by(wrap: Callable[[Function], Function]) -> Iterator[None]
         yield
 
 
-def _wrapped(function: Function) -> Function:
-    for wrap in _WRAPPERS.thread.held.values:
+@contextmanager
+def masks_wrapped_by(wrap: Callable[[Function], Function]) -> Iterator[None]:
+    """As `functions_wrapped_by`, for the mask functions that models look up in `AttentionMaskInterface`."""
+    with _MASK_WRAPPERS.holding(wrap):
+        yield
+
+
+def _wrapped(function: Function, blocks: ThreadBlocks[Callable[[Function], Function]]) -> Function:
+    for wrap in blocks.thread.held.values:
         function = wrap(function)
     return function
 
@@ -58,7 +65,6 @@ def _put() -> Callable[[], None]:
     except ImportError as error:
         raise ImportError(f"functions_wrapped_by needs transformers >= 5.0: {installing('hf')}") from error
     interface: Any = AttentionInterface
-    before = {name: interface.__dict__.get(name) for name in ("get_interface", "__getitem__")}
     get_interface, get_item = interface.get_interface, interface.__getitem__
 
     def wrapping_get_interface(self: Any, attn_implementation: Any, default: Any) -> Any:
@@ -68,10 +74,31 @@ def _put() -> Callable[[], None]:
             function = get_interface(self, attn_implementation, default)
         finally:
             entered.values = wraps
-        return _wrapped(function)
+        return _wrapped(function, _WRAPPERS)
 
     def wrapping_get_item(self: Any, name: Any) -> Any:
-        return _wrapped(get_item(self, name))
+        return _wrapped(get_item(self, name), _WRAPPERS)
+
+    return _replaced(interface, {"get_interface": wrapping_get_interface, "__getitem__": wrapping_get_item})
+
+
+def _put_on_masks() -> Callable[[], None]:
+    from transformers.masking_utils import AttentionMaskInterface
+
+    interface: Any = AttentionMaskInterface
+    get_item = interface.__getitem__
+
+    def wrapping_get_item(self: Any, name: Any) -> Any:
+        return _wrapped(get_item(self, name), _MASK_WRAPPERS)
+
+    return _replaced(interface, {"__getitem__": wrapping_get_item})
+
+
+def _replaced(interface: Any, methods: dict[str, Any]) -> Callable[[], None]:
+    """Set methods of a class; what it returns restores them."""
+    before = {name: interface.__dict__.get(name) for name in methods}
+    for name, method in methods.items():
+        setattr(interface, name, method)
 
     def put_back() -> None:
         for name, function in before.items():
@@ -80,8 +107,8 @@ def _put() -> Callable[[], None]:
             else:
                 setattr(interface, name, function)
 
-    interface.get_interface, interface.__getitem__ = wrapping_get_interface, wrapping_get_item
     return put_back
 
 
 _WRAPPERS: ThreadBlocks[Callable[[Function], Function]] = ThreadBlocks(_put)
+_MASK_WRAPPERS: ThreadBlocks[Callable[[Function], Function]] = ThreadBlocks(_put_on_masks)

@@ -1,0 +1,115 @@
+"""Decoders of transformers that the processes of a group are given, and what one process makes of them."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+
+from saccade import Causal, Documents, distributed
+
+LENGTH, VOCABULARY = 61, 29
+DOCUMENTS = [0] * 17 + [1] * 23 + [2] * 21
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 64,
+}
+
+
+def decoder(kind, more):
+    torch.manual_seed(3)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=24,
+            n_layer=2,
+            n_head=3,
+            n_positions=64,
+            bos_token_id=0,
+            eos_token_id=0,
+            **more,
+        )
+    else:
+        config = transformers.AutoConfig.for_model(kind, **{**SMALL, **more})
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def batch(packed):
+    """Two rows of tokens; in packed ones positions start anew in each document."""
+    draw = torch.Generator().manual_seed(5)
+    ids = torch.randint(0, VOCABULARY, (2, LENGTH), generator=draw)
+    labels = ids.masked_fill(torch.rand(2, LENGTH, generator=draw) < 0.2, -100)
+    made = {"input_ids": ids, "labels": labels}
+    if packed:
+        starts = [DOCUMENTS.index(document) for document in DOCUMENTS]
+        made["position_ids"] = (torch.arange(LENGTH) - torch.tensor(starts)).expand(2, LENGTH)
+    return made
+
+
+def answer(model, output):
+    output.loss.backward()
+    grads = {name: x.grad for name, x in model.named_parameters()}
+    return {"logits": output.logits.detach(), "loss": output.loss.detach()}, grads
+
+
+def whole(kind, packed, more):
+    model = decoder(kind, more)
+    return answer(model, model(**batch(packed), use_cache=False))  # with a cache, positions mean no documents
+
+
+def on_shards(rank, kind, layout, packed, more):
+    """As `whole`, with this rank's share of loss and gradients."""
+    model = decoder(kind, more)
+    plan = distributed.plan(Causal() & Documents(DOCUMENTS) if packed else Causal(), LENGTH, layout=layout)
+    with distributed.context_parallel(model, plan):
+        output = model(**distributed.shard(batch(packed), plan))
+    values, grads = answer(model, output)
+    return {**values, "logits": plan.unshard(values["logits"], 1)}, grads
+
+
+def refused(rank, fault):
+    """The error of a call that cannot be right on shards."""
+    kind, more = "llama", {}
+    if fault == "type":
+        kind = "mamba"
+    elif fault == "rotary":
+        more = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
+    elif fault == "own attention":
+        kind, more = "gpt2", {"reorder_and_upcast_attn": True, "attn_implementation": "eager"}
+    elif fault == "unknown mask":
+        kind, more = "gemma3_text", {"use_bidirectional_attention": True, "head_dim": 4}
+    model, plan = decoder(kind, more), distributed.plan(Causal(), LENGTH)
+    given = batch(fault == "documents")
+    if fault == "padding":
+        given["attention_mask"] = torch.ones(2, LENGTH).tril(-1)
+    try:
+        with distributed.context_parallel(model, plan):
+            shard = distributed.shard(given, plan)
+            model.train(fault == "checkpointing")
+            if fault == "checkpointing":
+                model.gradient_checkpointing_enable()
+            changes = {
+                "positions": {"position_ids": None},
+                "rows": {"input_ids": shard["input_ids"][:, 1:]},
+                "shift": {"shift_labels": None},
+                "cache": {"past_key_values": transformers.DynamicCache()},
+                "weights": {"output_attentions": True},
+                "own mask": {"attention_mask": torch.zeros(2, 1, plan.held(rank), plan.held(rank))},
+                "hidden keys": {"attention_mask": torch.zeros(2, plan.held(rank))},
+            }
+            model(**{**shard, **changes.get(fault, {})})
+    except (TypeError, ValueError) as error:
+        return str(error)
+
+
+def untouched(rank):
+    """Whether the model, and another one in the block, do afterwards what they did before."""
+    model, other, ids = decoder("llama", {}), decoder("gpt2", {}), batch(False)["input_ids"]
+    plan, before = distributed.plan(Causal(), LENGTH), [one(ids).logits for one in (model, other)]
+    with distributed.context_parallel(model, plan):
+        beside = other(ids).logits
+    return before[1].equal(beside) and before[0].equal(model(ids).logits)

@@ -1,0 +1,58 @@
+"""Decoders of transformers on shards against one process with the whole batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from shared_models import on_shards, refused, untouched, whole
+
+WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}  # in the second layer only
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "layout", "packed", "more"),
+    [
+        (2, "llama", "ring", False, {}),
+        (3, "llama", "gathered", True, {}),
+        (2, "gpt2", "ulysses", True, {}),
+        (3, "qwen2", "ring", False, WINDOW),
+    ],
+)
+def test_logits_loss_and_all_gradients_are_those_of_one_process(ranks, size, kind, layout, packed, more):
+    answers = ranks(size).run(on_shards, kind, layout, packed, more)
+    values, grads = whole(kind, packed, more)
+    for got, _ in answers:
+        torch.testing.assert_close(got["logits"], values["logits"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sum(got["loss"] for got, _ in answers), values["loss"], rtol=1e-5, atol=1e-5)
+    assert grads and all(grad.abs().max() > 1e-5 for grad in grads.values())
+    for name, grad in grads.items():
+        torch.testing.assert_close(sum(shares[name] for _, shares in answers), grad, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("type", "MambaForCausalLM has type 'mamba'"),
+        ("rotary", "scales by the length of the sequence (dynamic)"),
+        ("own attention", "a layer reads its mask"),
+        ("unknown mask", "layer model.layers.0.self_attn: its mask is"),
+        ("documents", "shard: position_ids start anew"),
+        ("padding", "shard: attention_mask (2, 61) hides keys"),
+        ("hidden keys", "hides keys: padding belongs into the plan's mask"),
+        ("own mask", "hides keys: padding belongs into the plan's mask"),
+        ("positions", "LlamaForCausalLM: position_ids are missing"),
+        ("rows", "expected the"),
+        ("shift", "labels without shift_labels"),
+        ("cache", "KV caches are not kept on shards"),
+        ("weights", "output_attentions: not there on shards"),
+        ("checkpointing", "gradient checkpointing"),
+    ],
+)
+def test_what_cannot_be_right_on_shards_is_an_error(ranks, fault, message):
+    """Each of these would run, and give other numbers."""
+    for answer in ranks(2).run(refused, fault):
+        assert isinstance(answer, str) and message in answer, answer
+
+
+def test_other_models_and_later_calls_are_left_alone(ranks):
+    assert ranks(2).run(untouched) == [True, True]
