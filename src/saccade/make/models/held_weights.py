@@ -43,12 +43,12 @@ def dtype_beside(weights: str | None, dtype: torch.dtype) -> torch.dtype:
 
 
 def check_floats(model: torch.nn.Module) -> None:
-    """ValueError if linear layers hold their weights in few bits, so that they cannot be saved as a checkpoint."""
+    """ValueError if linear layers of a `LanguageModel` hold their weights in few bits: its own format has floats."""
     for name, module in model.named_modules():
         if isinstance(module, RoundedLinear):
             raise ValueError(
-                f"save: {name} holds its weight in {module.form}, and checkpoints hold floats; load the model without "
-                "weights= to save it"
+                f"save: {name} holds its weight in {module.form}, and Saccade's own language models are saved in floats; "
+                "load the model without weights= to save it"
             )
 
 
