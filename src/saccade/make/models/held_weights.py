@@ -47,8 +47,8 @@ def check_floats(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, RoundedLinear):
             raise ValueError(
-                f"save: {name} holds its weight in {module.form}, and Saccade's own language models are saved in floats; "
-                "load the model without weights= to save it"
+                f"save: {name} holds its weight in {module.form}, and Saccade's own language models are saved in "
+                "floats; load the model without weights= to save it"
             )
 
 
