@@ -352,6 +352,23 @@ def test_outputs_that_transformers_captures_come_from_the_modules_and_no_others(
 
 
 @torch.no_grad()
+def test_a_layer_that_is_left_out_gives_its_step_to_no_other():
+    model = model_of("Llama", num_hidden_layers=3)
+    ids, layers = torch.randint(1, 211, (1, 9)), model.model.layers
+    with saccade.accelerate(model):
+        cache = transformers.DynamicCache(config=model.config)
+        for token in ids[:, :6].split(1, 1):
+            model(token, past_key_values=cache)
+        model.model.layers = torch.nn.ModuleList([layers[0], layers[2]])
+        model.config.num_hidden_layers = 2
+        got = model(ids[:, 6:7], past_key_values=cache).logits
+    cache, model.model.layers, model.config.num_hidden_layers = transformers.DynamicCache(), layers, 3
+    model(ids[:, :6], past_key_values=cache)
+    model.model.layers, model.config.num_hidden_layers = torch.nn.ModuleList([layers[0], layers[2]]), 2
+    close(got, model(ids[:, 6:7], past_key_values=cache).logits)
+
+
+@torch.no_grad()
 def test_no_cache_and_no_copy_of_weights_outlives_its_use():
     model = model_of("Llama", num_hidden_layers=3)
     Rounding(model, "int4").round_all()

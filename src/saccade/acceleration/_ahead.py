@@ -56,10 +56,11 @@ def follows(x: Tensor, stack: object, place: int, named: dict[str, Any]) -> bool
     return same and output is not None and output.arguments == _addresses(named)
 
 
-def take(x: Tensor, named: dict[str, Any]) -> LayerStep | None:
-    """The step that was computed ahead for a call with x and these arguments; None if there is none."""
+def take(x: Tensor, follows: bool, named: dict[str, Any]) -> LayerStep | None:
+    """The step that was computed ahead for a call of the next layer, with x and these arguments; None if there is none.
+    What another layer is called with is not kept for it."""
     output: _Output | None = x.__dict__.pop(FOLLOWED, None)
-    if output is None or output.step is None or output.copy is None or torch.is_grad_enabled():
+    if not follows or output is None or output.step is None or output.copy is None or torch.is_grad_enabled():
         return None
     layer, buffer, _, _ = output.step
     fits = _alike(output.named, named) and buffer.keys is layer.keys and buffer.values is layer.values

@@ -93,7 +93,7 @@ class DecoderLayer(PaddedLayer):
         try:
             with torch._C.DisableTorchFunction():  # modes that only observe would follow each function of a step
                 follows = ahead.follows(x, self.stack, self.place, named)
-                step, expected, self._awaited = ahead.take(x, named), self._awaited, False
+                step, expected, self._awaited = ahead.take(x, follows, named), self._awaited, False
                 observed = bool(_observers.THREAD.observers)  # whose functions may have changed the layer
                 if (
                     step is not None
