@@ -745,8 +745,7 @@ class Unchanged {
         }
         const std::pair<PyObject*, PyObject*>* entry = held.data();
         for (size_t n = 0; n < dicts.size(); n++) {
-            if (n + 2 * ahead < dicts.size()) __builtin_prefetch(dicts[n + 2 * ahead].dict);
-            if (n + ahead < dicts.size()) dicts[n + ahead].fetch_keys();
+            if (n + ahead < dicts.size()) __builtin_prefetch(dicts[n + ahead].dict);
             if (PyDict_Size(dicts[n].dict) != dicts[n].size) return false;
             PyObject *key, *value;
             for (Py_ssize_t at = 0; PyDict_Next(dicts[n].dict, &at, &key, &value); entry++)
@@ -758,15 +757,7 @@ class Unchanged {
   private:
     static constexpr size_t ahead = 8;
     struct Part { PyObject *object, *kind, *attributes; };
-    struct Dict {
-        PyObject* dict;
-        Py_ssize_t size;
-        // CPython's dictionaries point at their keys from here. Where they do not, a needless line is fetched.
-        void fetch_keys() const {
-            const char* const keys = *reinterpret_cast<const char* const*>(reinterpret_cast<const char*>(dict) + 32);
-            for (int64_t line = 0; line < std::min<int64_t>(1 + size / 2, 10); line++) __builtin_prefetch(keys + 64 * line);
-        }
-    };
+    struct Dict { PyObject* dict; Py_ssize_t size; };
     std::vector<Part> parts;
     std::vector<std::pair<PyObject*, PyObject*>> held;
     std::vector<Dict> dicts;

@@ -63,7 +63,7 @@ def take(x: Tensor, follows: bool, named: dict[str, Any]) -> LayerStep | None:
     if not follows or output is None or output.step is None or output.copy is None or torch.is_grad_enabled():
         return None
     layer, buffer, _, _ = output.step
-    fits = _alike(output.named, named) and buffer.keys is layer.keys and buffer.values is layer.values
+    fits = _same_arguments(output.named, named) and buffer.keys is layer.keys and buffer.values is layer.values
     return output.step if fits and torch.equal(output.copy, x) else None
 
 
@@ -82,5 +82,5 @@ def _addresses(named: dict[str, Any]) -> tuple[int, ...]:
     return tuple(map(id, named.values()))
 
 
-def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
+def _same_arguments(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return len(a) == len(b) and all(map(is_, a.values(), b.values())) and (*a,) == (*b,)

@@ -45,12 +45,13 @@ class GrowingBuffers:
             return known
         return Buffer(layer.keys, layer.values, layer.sliding_window - 1 if sliding else None)
 
-    def has_room(self, layer: Any) -> bool:
-        """Whether the layer has a buffer, with room for one more token."""
+    def ready(self, layer: Any) -> int:
+        """Tokens of a layer and the next one, if it has a buffer with room for this one; else 0."""
         known = None if layer is None else self._held.get(layer)
-        return (
+        ready = (
             known is not None and known.keys is layer.keys and known.values is layer.values and known.stop < known.size
         )
+        return known.held() if ready and known is not None else 0
 
     def grow(self, layer: Any, buffer: Buffer) -> None:
         """Give the layer the token that was written into its buffer."""

@@ -144,8 +144,13 @@ class DecoderLayer(PaddedLayer):
             self._notify(step.used, named.get("attention_mask"))
         counted("native", "", False)
         if ahead.FOLLOWED not in step.out.__dict__:
-            ahead.mark(step.out, self.stack, self.place, named)
+            self._mark(step.out, named)
         return step.out
+
+    def _mark(self, out: Tensor, named: dict[str, Any]) -> None:
+        """Note whose output a hidden state is; that of the last layer leaves the model without."""
+        if self.place + 1 < len(self.stack.layers):
+            ahead.mark(out, self.stack, self.place, named)
 
     def _notify(self, place: Place, mask: Any) -> None:
         """Notify observers of the call that transformers' attention function would report."""
@@ -159,17 +164,15 @@ class DecoderLayer(PaddedLayer):
     def _native(self, x: Tensor, named: dict[str, Any]) -> LayerStep:
         """A step, and ahead of their calls those of the layers that have followed this one."""
         layers, places = [self], [self._place(x, named)]
+        held = places[0][1].held()
         for after in self._followers(x):
-            if not self._buffers.has_room(after._cache_layer(named)):
-                break
-            places.append(after._place(x, named))
-            if places[-1][1].held() != places[0][1].held():
-                places.pop()
+            if self._buffers.ready(after._cache_layer(named)) != held:
                 break
             layers.append(after)
+            places.append(after._place(x, named))
         parts = [cast(tuple[Blocks, int], layer._read)[0] for layer in layers]
         try:
-            outs = run(x, [places[0][1].held()] * x.shape[0], parts, [place for *_, place in places])
+            outs = run(x, [held] * x.shape[0], parts, [place for *_, place in places])
         except NotNative:
             for layer in layers:  # one of them is the reason
                 layer._alone = _APART
@@ -269,7 +272,7 @@ class DecoderLayer(PaddedLayer):
         self.structure.remember_values()
         out = self.plain(hidden_states=x, **named)
         if isinstance(out, Tensor):
-            ahead.mark(out, self.stack, self.place, named)
+            self._mark(out, named)
         self._read = None  # read for the proof, from weights in floats
         if self.structure.unknown is not None or not self.structure.keeps_values():
             self.step_state = self.structure.unknown or CHANGES
