@@ -41,6 +41,7 @@ def verify_stack(
     window: int | None = None,
     trainer: Any = None,
     tokenizer: Any = None,
+    shard: Callable[[Documents], Any] | None = None,
 ) -> StackReport:
     """Find faults that sit between correct parts: a model with its collator, packing, cache and training step.
 
@@ -65,6 +66,9 @@ def verify_stack(
         trainer: a transformers `Trainer`, or an object with `.model` and a `.data_collator`, `.collate_fn` or
             `.train_dataloader`: its model, collator and tokenizer are used.
         tokenizer: its padding is used, and its special tokens are left out of documents.
+        shard: a list of documents -> the outputs of all of them in one row, as an output of the model, with `.loss` if
+            that is to be compared; called on each of 1, 2 and 3 forked processes, which are the ranks of the default
+            gloo group, and share the row. Rank 0's result counts. The first call has 24 tokens.
 
     Returns:
         The report. Each of `report.findings` has its `probe`, `severity`, `message`, `effect`, `fix`, the smallest
@@ -91,7 +95,7 @@ def verify_stack(
         >>> print(report.findings[0].message)
         Document 1 attends to document 0 of its pack: output 0 of document 1 differs by ...
     """
-    return report_on(Given(model, batch, pack, decode, second, step, causal, window, trainer, tokenizer))
+    return report_on(Given(model, batch, pack, decode, second, step, causal, window, trainer, tokenizer, shard))
 
 
 def report_on(given: Given) -> StackReport:

@@ -54,6 +54,7 @@ class Given:
     window: int | None = None
     trainer: Any = None
     tokenizer: Any = None
+    shard: Any = None
     words: tuple[str, ...] = ()  # of what is left out of a large model
     subject: Subject | None = None  # the model, where it is known how to call it
 
@@ -71,7 +72,7 @@ def opened(given: Given) -> Stack:
     makes_inputs = given.batch is not None or given.pack is not None
     if given.trainer is not None or (not callable(given.model) and hasattr(given.model, "model")):
         given = _of_trainer(given)
-    for name in ("model", "batch", "pack", "decode", "step"):
+    for name in ("model", "batch", "pack", "decode", "step", "shard"):
         value = getattr(given, name)
         if (value is not None or name == "model") and not callable(value):
             raise TypeError(f"{name}: expected a callable, got {type(value).__name__}")
@@ -83,7 +84,7 @@ def opened(given: Given) -> Stack:
         )
     if isinstance(given.model, nn.Module) and any(own.is_meta for own in given.model.parameters()):
         raise Unmeasured("model: its parameters are on the meta device and have no numbers; load its weights first")
-    functions = (given.decode, given.step, given.batch, given.pack)
+    functions = (given.decode, given.step, given.batch, given.pack, given.shard)
     with kept(given.model, *functions, given.second):
         if isinstance(given.model, nn.Module) and not any(modules_of((*functions, given.second))):
             short, words = shortened(given.model, whole=_WHOLE)
@@ -327,6 +328,7 @@ def _found(given: Given, modules: tuple[nn.Module, ...]) -> tuple[Stack, FoundMo
         given.pack,
         decoders,
         step=given.step,
+        shard=given.shard,
         promises=Promises(given.causal, given.window),
         modules=modules,
         assumed=given.words,

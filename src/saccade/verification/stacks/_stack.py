@@ -57,6 +57,9 @@ class Stack:
     decoders: tuple[Decoder, ...] = ()
     generate: Generate | None = None
     step: Callable[[list[Documents]], Any] | None = None
+    shard: Callable[[Documents], Any] | None = (
+        None  # called on each rank of a group: the output of all documents in one row
+    )
     left: Callable[[Documents], Any] | None = None  # another batch, padded on the left
     second: Stack | None = None
     promises: Promises = Promises()
@@ -74,7 +77,7 @@ class Stack:
         if self.is_served:
             return ()
         decoders = tuple(decoder.decode for decoder in self.decoders)
-        return (*self.modules, self.model, self.batch, self.pack, self.step, self.generate, *decoders)
+        return (*self.modules, self.model, self.batch, self.pack, self.step, self.shard, self.generate, *decoders)
 
     def zeros(self) -> list[tuple[str, nn.Parameter]]:
         """Weights that are to learn and are all 0, by name. None where others may hold copies of them: a second model,

@@ -4,7 +4,19 @@
 from __future__ import annotations
 
 from .._probe import Probe
-from . import _agreement, _batch, _cache, _causality, _determinism, _packing, _positions, _reach, _source, _training
+from . import (
+    _agreement,
+    _batch,
+    _cache,
+    _causality,
+    _determinism,
+    _packing,
+    _positions,
+    _reach,
+    _shards,
+    _source,
+    _training,
+)
 
 PROBES: tuple[Probe, ...] = (
     _determinism.PROBE,
@@ -17,6 +29,7 @@ PROBES: tuple[Probe, ...] = (
     _positions.PROBE,
     _agreement.PROBE,
     _training.PROBE,
+    _shards.PROBE,
 )
 OF_MODELS: tuple[Probe, ...] = (
     _determinism.PROBE,
