@@ -202,3 +202,14 @@ def silent(rank):
     return (
         None if rank else distributed.attention(*(plan.shard(given[x]) for x in ("query", "key", "value")), plan=plan)
     )
+
+
+def measure(rank, case: Case, chosen, **options):
+    """Statistics and chosen weights of the whole sequence, on this rank; `case` with or without shards."""
+    given, learned = case.tensors(), {name: x.detach() for name, x in case.parameters().items()}
+    plan = None if rank is None else distributed.plan(case.mask, case.length, layout=case.layout)
+    tensors = [given[name] if plan is None else plan.shard(given[name]) for name in ("query", "key", "value")]
+    scoring = {"bias": case.bias_of(learned.get("bias")), "sink": learned.get("sink"), **case.options}
+    where, room = ({"mask": case.mask}, saccade) if plan is None else ({"plan": plan}, distributed)
+    numbers = room.statistics(*tensors[:2], value=tensors[2], **where, **scoring, **options)
+    return numbers, room.attention_weights(*tensors[:2], **where, **scoring, **chosen)

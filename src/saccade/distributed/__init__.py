@@ -15,5 +15,15 @@ from __future__ import annotations
 from ._attention import attention, attention_with_lse
 from ._models import context_parallel, shard
 from ._plan import SequencePlan, plan
+from ._statistics import attention_weights, statistics
 
-__all__ = ["SequencePlan", "attention", "attention_with_lse", "context_parallel", "plan", "shard"]
+__all__ = [
+    "SequencePlan",
+    "attention",
+    "attention_weights",
+    "attention_with_lse",
+    "context_parallel",
+    "plan",
+    "shard",
+    "statistics",
+]

@@ -103,13 +103,11 @@ def _run(
         raise TypeError(f"plan must be a plan of saccade.distributed.plan, got {type(plan).__name__}")
     call, problem = None, None
     try:
-        call = _checked(query, key, value, plan, bias, {**scoring, "dropout": dropout})
+        call = checked(query, key, value, plan, bias, {**scoring, "dropout": dropout})
     except (TypeError, ValueError) as error:
         problem = error
-    seed = _agreed(plan, call, problem, dropout)
-    if problem is not None or call is None:
-        assert problem is not None
-        raise problem
+    seed = agreed(plan, call, problem, dropout)
+    assert call is not None
     whole = call.whole
     if whole.dropout is not None and seed is not None:
         whole = replace(whole, dropout=Dropout(whole.dropout.p, seed))
@@ -120,7 +118,7 @@ def _run(
 
 
 @dataclass(frozen=True, eq=False)
-class _ShardedCall:
+class ShardedCall:
     """A call that is right on this rank; `whole` has tensors of the whole sequence's shapes, without data."""
 
     whole: CheckedCall
@@ -129,7 +127,10 @@ class _ShardedCall:
     own_rows: bool
 
 
-def _checked(query: Any, key: Any, value: Any, plan: SequencePlan, given: Any, options: dict[str, Any]) -> _ShardedCall:
+def checked(
+    query: Any, key: Any, value: Any, plan: SequencePlan, given: Any, options: dict[str, Any], whole_bias: bool = False
+) -> ShardedCall:
+    """The call, `given` its bias, in the contract's terms; `whole_bias` refuses one with this rank's rows alone."""
     query, key, value = tensors = check_inputs(query, key, value)
     held = plan.held(plan.rank)
     for name, tensor in (("query", query), ("key", key)):
@@ -142,21 +143,28 @@ def _checked(query: Any, key: Any, value: Any, plan: SequencePlan, given: Any, o
     bias = as_bias(given)
     own_rows = isinstance(bias, TensorBias) and bias.parameter.shape[2] == held and held not in (1, plan.length)
     if own_rows:
-        if plan.grid[0] > 1:
-            raise ValueError(
-                f"bias has only this rank's rows: layout {plan.layout!r} computes others' rows too, pass the whole bias"
-            )
+        if whole_bias or plan.grid[0] > 1:
+            raise ValueError("bias has only this rank's rows: this call computes other rows too, pass the whole bias")
         assert bias is not None
         bias._check(query.shape[0], query.shape[1], held, plan.length)
     whole_query, whole_key, whole_value = wholes
     shared = None if own_rows else given
     whole = make_call(whole_query, whole_key, whole_value, plan.mask, bias=shared, **options)
-    return _ShardedCall(whole, tensors, bias if own_rows else whole.bias, own_rows)
+    return ShardedCall(whole, tensors, bias if own_rows else whole.bias, own_rows)
 
 
-def _agreed(plan: SequencePlan, call: _ShardedCall | None, problem: Exception | None, dropout: Any) -> int | None:
-    """Rank 0's seed where dropout is a float. ValueError on every rank if their calls differ."""
+def agreed(
+    plan: SequencePlan,
+    call: ShardedCall | None,
+    problem: Exception | None,
+    dropout: Any = 0.0,
+    operation: str = "attention",
+    more: dict[str, Any] | None = None,
+) -> int | None:
+    """Rank 0's seed where dropout is a float. On every rank ValueError if their calls, or `more` of them, differ; else
+    the problem."""
     facts: dict[str, Any] = {"error": None if problem is None else str(problem), "plan": _description(plan)}
+    facts |= more or {}
     seed, device = None, torch.device("cpu")
     if call is not None:
         query, key, value = call.tensors
@@ -182,9 +190,11 @@ def _agreed(plan: SequencePlan, call: _ShardedCall | None, problem: Exception | 
             and (any(x.requires_grad for x in learned), key.requires_grad or value.requires_grad),
         }
     number = int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:8], "big") >> 1
-    found = same_everywhere(plan.group, number, device, "attention", seed or 0)
+    found = same_everywhere(plan.group, number, device, operation, seed or 0)
     if found is None:
-        agree(plan.group, facts, "attention")
+        agree(plan.group, facts, operation)
+    if problem is not None:
+        raise problem
     return found[0] if found and seed is not None else None
 
 

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
-Message = tuple[int, Tensor]  # (number of a peer, a contiguous tensor)
-
-
-class Peers(NamedTuple):
-    """Ranks of a process group that exchange messages, numbered from 0. Some of them need no group of their own."""
-
-    group: Any
-    world: tuple[int, ...]  # the number of each among all processes
-
-    @classmethod
-    def of(cls, group: Any) -> Peers:
-        return cls(group, tuple(range(dist.get_world_size()) if group is None else dist.get_process_group_ranks(group)))
-
-    def some(self, numbers: Iterable[int]) -> Peers:
-        return Peers(self.group, tuple(self.world[number] for number in numbers))
+Message = tuple[int, Tensor]  # (rank within the group, a contiguous tensor)
 
 
 class Pending:
     """Messages under way. Sent tensors must not be changed until `finish`."""
 
-    def __init__(self, peers: Peers, sends: Sequence[Message], receives: Sequence[Message], operation: str) -> None:
+    def __init__(self, group: Any, sends: Sequence[Message], receives: Sequence[Message], operation: str) -> None:
         self._operation, self._sent, self._received = operation, [x for _, x in sends], [x for _, x in receives]
         self._work: list[Any] = []
-        group, world = peers
+        world = dist.get_process_group_ranks(group) if group is not None else range(dist.get_world_size())
         posts = [dist.P2POp(dist.irecv, x, world[rank], group) for rank, x in receives if x.numel()]
         self._awaited = len(posts)
         posts += [dist.P2POp(dist.isend, x, world[rank], group) for rank, x in sends if x.numel()]
@@ -53,9 +39,9 @@ class Pending:
         self._sent = []
 
 
-def exchanged(peers: Peers, sends: Sequence[Message], receives: Sequence[Message], operation: str) -> list[Tensor]:
+def exchanged(group: Any, sends: Sequence[Message], receives: Sequence[Message], operation: str) -> list[Tensor]:
     """Send and receive, and wait for both; messages without entries are left out."""
-    pending = Pending(peers, sends, receives, operation)
+    pending = Pending(group, sends, receives, operation)
     received = pending.received()
     pending.finish()
     return received

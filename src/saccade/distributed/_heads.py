@@ -13,10 +13,13 @@ from ..operator._masks._intervals import Kind, Region, throughout
 Heads = tuple[int, ...]
 
 
-def deal_heads(heads: int, kv_heads: int, ranks: int) -> tuple[tuple[Heads, ...], tuple[Heads, ...]]:
-    """The query heads of each rank, and the key heads that these read."""
+def deal_heads(
+    heads: int, kv_heads: int, ranks: int, whole_groups: bool = False
+) -> tuple[tuple[Heads, ...], tuple[Heads, ...]]:
+    """The query heads of each rank, and the key heads that these read: of one rank each if there are enough, or by
+    `whole_groups`."""
     group = heads // kv_heads
-    step = group if kv_heads >= ranks else 1
+    step = group if whole_groups or kv_heads >= ranks else 1
     edges = [rank * (heads // step) // ranks * step for rank in range(ranks + 1)]
     queries = tuple(tuple(range(*edges[rank : rank + 2])) for rank in range(ranks))
     return queries, tuple(tuple(sorted({head // group for head in mine})) for mine in queries)

@@ -18,7 +18,7 @@ from ..operator._masks._data import bounded
 from ..operator._masks._intervals import Span
 from ._blocks import Array, BlockTable, survey
 from ._dealing import imbalance, in_grid, needed, received
-from ._exchange import Message, Peers, agree, exchanged
+from ._exchange import Message, agree, exchanged
 from ._heads import Heads, of_heads
 
 LAYOUTS = ("auto", "ring", "gathered", "ulysses", "grid")
@@ -111,7 +111,8 @@ def _checked_layout(layout: Any, heads: int | None, ranks: int) -> str | tuple[i
 class HeadGroup(NamedTuple):
     """Ranks that deal heads among each other in place of their rows."""
 
-    peers: Peers
+    process_group: Any
+    peers: tuple[int, ...]  # their numbers in the process group
     number: int  # of this rank among them
     places: tuple[Spans, ...]  # of each rank's rows, among the rows of all
 
@@ -146,7 +147,8 @@ class SequencePlan:
     def __init__(self, mask: Mask | None, table: BlockTable, group: Any, layout: str | tuple[int, int]) -> None:
         self.mask, self.length, self.block = mask, table.length, table.size
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
-        self.peers, self.grid = Peers.of(group), (self.ranks, 1) if layout == "ulysses" else (1, self.ranks)
+        self.peers = tuple(range(self.ranks))  # the number in the group of each rank of this plan
+        self.grid = (self.ranks, 1) if layout == "ulysses" else (1, self.ranks)
         if isinstance(layout, tuple):
             self.grid = layout
         self._owner = in_grid(table, self.grid)
@@ -215,7 +217,7 @@ class SequencePlan:
         width, rows = self.grid
         column = copy.copy(self)
         column.rank, column.ranks, column.grid, column.layout = self.rank // width, rows, (1, rows), "ring"
-        column.peers = self.peers.some(range(self.rank % width, self.ranks, width))
+        column.peers = self.peers[self.rank % width :: width]
         column.mask, column._owner = of_heads(self.mask, heads), self._owner // width
         column.rows = tuple(column._spans(column._owner == row) for row in range(rows))
         column._take(self._table)
@@ -227,7 +229,7 @@ class SequencePlan:
         ranks = range(first, first + width)
         together = self._spans(self._owner // width == first // width)
         places = tuple(self.within(self.rows[rank], together) for rank in ranks)
-        return HeadGroup(self.peers.some(ranks), self.rank - first, places)
+        return HeadGroup(self.group, self.peers[first : first + width], self.rank - first, places)
 
     # --- spans ------------------------------------------------------------------------------------------------------
 
@@ -345,7 +347,7 @@ class _Unshard(torch.autograd.Function):
         ctx.plan, ctx.dim, own = plan, dim, shard.contiguous()
         others = [rank for rank in range(plan.ranks) if rank != plan.rank]
         into = [(rank, _like(shard, dim, plan.held(rank))) for rank in others]
-        received = exchanged(plan.peers, [(rank, own) for rank in others], into, "unshard")
+        received = exchanged(plan.group, [(rank, own) for rank in others], into, "unshard")
         whole = _like(shard, dim, plan.length)
         for rank, part in ((plan.rank, own), *zip(others, received, strict=True)):
             put(whole, dim, plan.rows[rank], part)
@@ -359,7 +361,7 @@ class _Unshard(torch.autograd.Function):
         total = plan.cut(d_whole, dim, plan.rows[plan.rank]).clone()
         sends: list[Message] = [(rank, plan.cut(d_whole, dim, plan.rows[rank]).contiguous()) for rank in others]
         into = [(rank, _like(d_whole, dim, total.shape[dim])) for rank in others]
-        for part in exchanged(plan.peers, sends, into, "unshard, backward"):
+        for part in exchanged(plan.group, sends, into, "unshard, backward"):
             total += part
         return total, None, None
 

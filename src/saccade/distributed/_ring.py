@@ -112,11 +112,11 @@ def _fetch(
     sends, receives = [], []
     for rank in to:
         places = plan.within(plan.from_rank(rank, plan.rank), own)
-        sends += [(rank, plan.cut(x, 2, places).contiguous()) for x in (key, value)]
+        sends += [(plan.peers[rank], plan.cut(x, 2, places).contiguous()) for x in (key, value)]
     for rank in sources:
         count = size(plan.from_rank(plan.rank, rank))
-        receives += [(rank, x.new_empty(*x.shape[:2], count, x.shape[3])) for x in (key, value)]
-    return Pending(plan.peers, sends, receives, operation)
+        receives += [(plan.peers[rank], x.new_empty(*x.shape[:2], count, x.shape[3])) for x in (key, value)]
+    return Pending(plan.group, sends, receives, operation)
 
 
 def _joined(plan: SequencePlan, key: Tensor, value: Tensor, others: list[int], received: list[Tensor]) -> KeyPart:
@@ -180,12 +180,13 @@ class KeyGradients:
         sends, receives = [], []
         for rank in targets:
             places = plan.within(plan.from_rank(plan.rank, rank), part.spans)
-            sends += [(rank, plan.cut(x, 2, places).to(self.given[0].dtype).contiguous()) for x in gradients]
+            cut = [plan.cut(x, 2, places).to(self.given[0].dtype) for x in gradients]
+            sends += [(plan.peers[rank], x.contiguous()) for x in cut]
         for rank in sources:
             count = size(plan.from_rank(rank, plan.rank))
-            receives += [(rank, x.new_empty(*x.shape[:2], count, x.shape[3])) for x in self.given]
+            receives += [(plan.peers[rank], x.new_empty(*x.shape[:2], count, x.shape[3])) for x in self.given]
         operation = "attention, backward: gradients of keys and values"
-        self.pending.append((Pending(plan.peers, sends, receives, operation), sources))
+        self.pending.append((Pending(plan.group, sends, receives, operation), sources))
 
     def joined(self) -> list[Tensor]:
         """The gradients of key and value."""

@@ -147,7 +147,8 @@ def _to_rows(
 def _swapped(group: HeadGroup, sends: Any, into: Any, operation: str) -> list[Tensor]:
     """The received tensors, in the order of `into`; those of a rank for itself are not sent."""
     own = iter([x for to, x in sends if to == group.number])
-    others = [message for message in into if message[0] != group.number]
-    away = [message for message in sends if message[0] != group.number]
-    received = iter(exchanged(group.peers, away, others, operation))
+    away, others = (
+        [(group.peers[rank], x) for rank, x in messages if rank != group.number] for messages in (sends, into)
+    )
+    received = iter(exchanged(group.process_group, away, others, operation))
     return [next(own) if rank == group.number else next(received) for rank, _ in into]
