@@ -24,7 +24,7 @@ from ._plan import SequencePlan, Spans, size
 from ._sums import GradientSums, KeyPart, RowSums
 from ._tiles import EMPTY, Pair, TileSettings
 
-_EVERYTHING = Window(None, None)  # a slice of it says where it is, which biases and dropout need
+EVERYTHING = Window(None, None)  # a slice of it says where it is, which biases and dropout need
 
 
 def run(plan: SequencePlan, call: CheckedCall, own_rows: bool = False) -> Pair:
@@ -37,7 +37,7 @@ def run(plan: SequencePlan, call: CheckedCall, own_rows: bool = False) -> Pair:
     if call.bias is not None:
         bias, parameter = call.bias._form(), call.bias.parameter
     if mask is None and (bias is not None or call.dropout is not None):
-        mask = _EVERYTHING
+        mask = EVERYTHING
     settings = TileSettings(plan, mask, bias, call.scale, call.softcap, call.dropout, own_rows)
     out, lse = RingAttention.apply(settings, call.query, call.key, call.value, parameter, call.sink)
     return out, lse
