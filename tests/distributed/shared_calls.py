@@ -202,3 +202,45 @@ def silent(rank):
     return (
         None if rank else distributed.attention(*(plan.shard(given[x]) for x in ("query", "key", "value")), plan=plan)
     )
+
+
+def measure(rank, case: Case, chosen, **options):
+    """Statistics and chosen weights of the whole sequence, on this rank; `case` with or without shards."""
+    given, learned = case.tensors(), {name: x.detach() for name, x in case.parameters().items()}
+    plan = None if rank is None else distributed.plan(case.mask, case.length, layout=case.layout)
+    tensors = [given[name] if plan is None else plan.shard(given[name]) for name in ("query", "key", "value")]
+    scoring = {"bias": case.bias_of(learned.get("bias")), "sink": learned.get("sink"), **case.options}
+    where, room = ({"mask": case.mask}, saccade) if plan is None else ({"plan": plan}, distributed)
+    numbers = room.statistics(*tensors[:2], value=tensors[2], **where, **scoring, **options)
+    return numbers, room.attention_weights(*tensors[:2], **where, **scoring, **chosen)
+
+
+def generate(rank, case: Case, steps, block):
+    """Outputs of a prompt of `case.length` tokens and `steps` after it, (new tokens, how many of them are taken back).
+
+    Args:
+        rank: None decodes in one process, with a cache of the layer's own.
+    """
+    new = sum(count for count, _ in steps)
+    whole = Case(**{**case.__dict__, "length": case.length + new})
+    given, learned = whole.tensors(), {name: x.detach() for name, x in whole.parameters().items()}
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    prompt = [x[:, :, : case.length] for x in (key, value)]
+    bias, sink, outputs, done = whole.bias_of(learned.get("bias")), learned.get("sink"), [], case.length
+    if rank is None:
+        cache = saccade.nn.GrowingLayer()
+        cache.append(*prompt, None)
+    else:
+        plan = distributed.plan(Causal(), case.length, layout=case.layout)
+        cache = distributed.ShardedCache(*(plan.shard(x) for x in prompt), plan=plan, block=block)
+    for count, back in steps:
+        step = [x[:, :, done : done + count] for x in (query, key, value)]
+        if rank is None:
+            key_held, value_held, mask, fitted = cache.append(*step[1:], case.mask, bias)
+            options = {"bias": fitted, "sink": sink, **case.options}
+            outputs.append(saccade.attention(step[0], key_held, value_held, mask, **options))
+        else:
+            outputs.append(distributed.decode(*step, case.mask, cache=cache, bias=bias, sink=sink, **case.options))
+        cache.rollback(back)
+        done += count - back
+    return outputs, getattr(cache, "held", None)

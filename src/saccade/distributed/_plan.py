@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,16 +17,23 @@ from ..operator._masks._algebra import And
 from ..operator._masks._data import bounded
 from ..operator._masks._intervals import Span
 from ._blocks import Array, BlockTable, survey
-from ._dealing import dealt, evenly, imbalance, needed, received
+from ._dealing import imbalance, in_grid, needed, received
 from ._exchange import Message, agree, exchanged
+from ._heads import Heads, of_heads
 
-LAYOUTS = ("auto", "ring", "gathered", "ulysses")
+LAYOUTS = ("auto", "ring", "gathered", "ulysses", "grid")
 _STEPS = 1024  # rows of a rank from which on a step of the ring hides the next one's messages
 
 Spans = tuple[Span, ...]
 
 
-def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str = "auto") -> SequencePlan:
+def plan(
+    mask: Mask | Tensor | None,
+    length: int,
+    group: Any = None,
+    layout: str | tuple[int, int] = "auto",
+    heads: int | None = None,
+) -> SequencePlan:
     """Deal the rows of a sequence to the ranks of a process group. Every rank calls it, with the same arguments.
 
     Rows are dealt in blocks, so that ranks compute equally many visible pairs and hold about equally many rows. Keys
@@ -38,7 +45,10 @@ def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str
         group: a process group of torch.distributed; None: all ranks.
         layout: "ring": keys and values go from rank to rank while others are computed with; at most two parts are held.
             "gathered": all that a rank needs comes at once, and is held. "ulysses": each rank computes some heads of
-            all rows. "auto": ring, or gathered where ranks hold few rows.
+            all rows. (h, s): both, in a grid of s rows of h ranks: the ranks 0 to h - 1 are its first row. Heads are
+            dealt within each row, and keys and values go round each column. "grid": the grid with the largest h that
+            divides the ranks and `heads`. "auto": ring, or gathered where ranks hold few rows.
+        heads: of the key, Hkv; only "grid" reads it.
 
     Raises:
         RuntimeError: torch.distributed has no process group, or a rank does not answer.
@@ -61,8 +71,7 @@ def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str
         raise ValueError("plan: this process is no rank of the group: only the group's ranks call plan")
     table, problem = None, None
     try:
-        if layout not in LAYOUTS:
-            raise ValueError(f"plan: layout must be one of {', '.join(LAYOUTS)}; got {layout!r}")
+        layout = _checked_layout(layout, heads, dist.get_world_size(group))
         length, mask = bounded(length, "plan: length", least=1), as_mask(mask)
         table = survey(mask, length)
     except (TypeError, ValueError) as error:
@@ -80,19 +89,49 @@ def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str
     return SequencePlan(mask, table, group, layout)
 
 
+def _checked_layout(layout: Any, heads: int | None, ranks: int) -> str | tuple[int, int]:
+    if isinstance(layout, str) and layout in LAYOUTS:
+        if layout != "grid":
+            return layout
+        if heads is None:
+            raise ValueError(
+                "plan: layout 'grid' needs heads, the number of the key's heads; or name the grid: layout=(h, s)"
+            )
+        heads = bounded(heads, "plan: heads", least=1)
+        width = max(h for h in range(1, ranks + 1) if ranks % h == 0 and heads % h == 0)
+        return width, ranks // width
+    if not isinstance(layout, tuple) or len(layout) != 2:
+        raise ValueError(f"plan: layout must be (h, s) or one of {', '.join(LAYOUTS)}; got {layout!r}")
+    width, rows = (bounded(size, "plan: layout", least=1) for size in layout)
+    if width * rows != ranks:
+        raise ValueError(f"plan: layout {layout} is a grid of {width * rows} ranks, expected {ranks}")
+    return width, rows
+
+
+class HeadGroup(NamedTuple):
+    """Ranks that deal heads among each other in place of their rows."""
+
+    process_group: Any
+    peers: tuple[int, ...]  # their numbers in the process group
+    number: int  # of this rank among them
+    places: tuple[Spans, ...]  # of each rank's rows, among the rows of all
+
+
 class SequencePlan:
     """The rows of a sequence that each rank holds, made by `plan`. One plan serves every layer with this mask.
 
     Attributes:
         mask: the mask of the whole sequence.
         length: rows of the whole sequence.
-        layout: "ring", "gathered" or "ulysses".
+        layout: "ring", "gathered", "ulysses" or "grid".
+        grid: (h, s), so many ranks deal heads, and so many deal rows: (1, ranks) and (ranks, 1) are ring and ulysses.
         rank, ranks: this process, and the number of them.
         rows: for each rank the spans (start, stop) of rows that it holds, ascending.
         block: rows of a block; what travels is whole blocks.
-        imbalance: visible pairs of the busiest rank, as a share above the mean; 0 under "ulysses", where heads decide.
+        imbalance: visible pairs of the busiest row of the grid, as a share above the mean; 0 under "ulysses", where
+            heads decide.
         digest: of all that the mask shows; the same for masks that show the same.
-        keys_received: for each rank, the number of others' keys that its rows see, in whole blocks.
+        keys_received: for each rank, the number of keys that come from other rows of the grid, in whole blocks.
 
     Example:
         >>> import torch, torch.distributed as dist, saccade
@@ -105,23 +144,29 @@ class SequencePlan:
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, mask: Mask | None, table: BlockTable, group: Any, layout: str) -> None:
+    def __init__(self, mask: Mask | None, table: BlockTable, group: Any, layout: str | tuple[int, int]) -> None:
         self.mask, self.length, self.block = mask, table.length, table.size
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
-        self._owner = evenly(table, self.ranks) if layout == "ulysses" else dealt(table, self.ranks)
+        self.peers = tuple(range(self.ranks))  # the number in the group of each rank of this plan
+        self.grid = (self.ranks, 1) if layout == "ulysses" else (1, self.ranks)
+        if isinstance(layout, tuple):
+            self.grid = layout
+        self._owner = in_grid(table, self.grid)
         self.rows = tuple(self._spans(self._owner == rank) for rank in range(self.ranks))
-        self.layout, self._reason = self._chosen(layout)
+        self.layout, self._reason = self._chosen("grid" if isinstance(layout, tuple) else layout)
         self._take(table)
 
     def _take(self, table: BlockTable) -> None:
         """Derive what depends on the blocks of the mask, for the rows as they are dealt."""
         self._table, self.digest = table, table.digest
-        self.imbalance = 0.0 if self.layout == "ulysses" else imbalance(self._owner, table.pairs, self.ranks)
-        self.keys_received = tuple(received(self._owner, table, self.ranks))
+        width, rows = self.grid
+        self.imbalance = imbalance(self._owner // width, table.pairs, rows)
+        self.keys_received = tuple(np.repeat(received(self._owner // width, table, rows), width).tolist())
         self._narrower: dict[Mask, SequencePlan] = {}
         self._slices: dict[tuple[Span, Span], Mask] = {}
         self.from_rank = lru_cache(None)(self._from_rank)
         self.tiles = lru_cache(None)(self._tiles)
+        self.column = lru_cache(None)(self._column)
 
     def _chosen(self, layout: str) -> tuple[str, str]:
         if layout != "auto":
@@ -159,10 +204,32 @@ class SequencePlan:
         if not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] != size:
             raise ValueError(f"plan.{method}: axis {dim} of {tuple(tensor.shape)} must have {what}, {size}")
 
-    def cut(self, tensor: Tensor, dim: int, spans: Spans) -> Tensor:
+    @staticmethod
+    def cut(tensor: Tensor, dim: int, spans: Spans) -> Tensor:
         """The rows `spans` along `dim`, one behind the other."""
         cut = [tensor.narrow(dim, start, stop - start) for start, stop in spans]
         return cut[0] if len(cut) == 1 else torch.cat(cut, dim) if cut else tensor.narrow(dim, 0, 0)
+
+    # --- the grid ---------------------------------------------------------------------------------------------------
+
+    def _column(self, heads: Heads) -> SequencePlan:
+        """The plan of some heads for the ranks of this one's column, each with the rows of its row of the grid."""
+        width, rows = self.grid
+        column = copy.copy(self)
+        column.rank, column.ranks, column.grid, column.layout = self.rank // width, rows, (1, rows), "ring"
+        column.peers = self.peers[self.rank % width :: width]
+        column.mask, column._owner = of_heads(self.mask, heads), self._owner // width
+        column.rows = tuple(column._spans(column._owner == row) for row in range(rows))
+        column._take(self._table)
+        return column
+
+    def head_group(self, width: int) -> HeadGroup:
+        """The ranks of this one's row, in a grid whose rows have so many."""
+        first = self.rank // width * width
+        ranks = range(first, first + width)
+        together = self._spans(self._owner // width == first // width)
+        places = tuple(self.within(self.rows[rank], together) for rank in ranks)
+        return HeadGroup(self.group, self.peers[first : first + width], self.rank - first, places)
 
     # --- spans ------------------------------------------------------------------------------------------------------
 
@@ -239,10 +306,10 @@ class SequencePlan:
     def traffic(self, key: Tensor, value: Tensor) -> tuple[int, ...]:
         """Bytes of keys and values that each rank receives in a forward pass, for shards or tensors like these.
 
-        Under "ulysses" queries and outputs travel instead: it depends on the heads, and this raises ValueError.
+        Where heads are dealt, queries and outputs travel, too: it depends on the heads, and this raises ValueError.
         """
-        if self.layout == "ulysses":
-            raise ValueError("plan.traffic: under 'ulysses' what travels depends on the call, not on the mask")
+        if self.grid[0] > 1:
+            raise ValueError(f"plan.traffic: under {self.layout!r} what travels depends on the call, not on the mask")
         row = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
         return tuple(row * keys for keys in self.keys_received)
 
@@ -252,16 +319,21 @@ class SequencePlan:
         unit, counts = "keys", self.keys_received
         if key is not None and value is not None:
             unit, counts = "bytes", self.traffic(key, value)
-        pairs = np.bincount(self._owner, self._table.pairs, self.ranks)
+        width = self.grid[0]
+        pairs = np.bincount(self._owner // width, self._table.pairs, self.grid[1])
+        name = f"grid of {self.grid[1]} x {width} ranks" if self.layout == "grid" else self.layout
         lines = [
-            f"layout {self.layout}: {self._reason}",
+            f"layout {name}: {self._reason}",
             f"{self.length} rows in blocks of {self.block} over {self.ranks} ranks, imbalance {self.imbalance:.1%}",
         ]
         for rank, spans in enumerate(self.rows):
             where = ", ".join(f"{start}:{stop}" for start, stop in spans) or "none"
-            does = f"{pairs[rank] / max(pairs.sum(), 1):.1%} of the pairs; receives {counts[rank]} {unit}"
+            does = f"{pairs[rank // width] / max(pairs.sum(), 1):.1%} of the pairs; receives {counts[rank]} {unit}"
             if self.layout == "ulysses":
                 does = "all rows of some heads"
+            elif width > 1:
+                first = rank // width * width
+                does = f"some heads of the rows of ranks {first} to {first + width - 1}, {does} of them"
             lines.append(f"rank {rank}: rows {where} ({self.held(rank)}); {does}")
         return "\n".join(lines)
 
@@ -278,7 +350,7 @@ class _Unshard(torch.autograd.Function):
         received = exchanged(plan.group, [(rank, own) for rank in others], into, "unshard")
         whole = _like(shard, dim, plan.length)
         for rank, part in ((plan.rank, own), *zip(others, received, strict=True)):
-            _put(whole, dim, plan.rows[rank], part)
+            put(whole, dim, plan.rows[rank], part)
         return whole
 
     @staticmethod
@@ -303,7 +375,8 @@ def _like(tensor: Tensor, dim: int, size: int) -> Tensor:
     return tensor.new_empty((*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]))
 
 
-def _put(whole: Tensor, dim: int, spans: Spans, part: Tensor) -> None:
+def put(whole: Tensor, dim: int, spans: Spans, part: Tensor) -> None:
+    """Write the parts of `part`, one behind the other, to `spans` along `dim`."""
     done = 0
     for start, stop in spans:
         whole.narrow(dim, start, stop - start).copy_(part.narrow(dim, done, stop - start))
