@@ -6,14 +6,16 @@
 
 Begin with `_attention.py`. `_blocks.py` reads the mask in blocks, `_dealing.py` deals them, `_plan.py` is the result;
 `_exchange.py` sends and receives, `_tiles.py` computes rectangles by the operator, `_sums.py` adds them up, and
-`_ring.py` and `_ulysses.py` are the ways to do a call. `_models.py` puts them into decoders of transformers. Imports
+`_ring.py` and `_ulysses.py` are the ways to do a call. `_costs.py` and `_prediction.py` are the cost of a layout,
+`_speed.py` measures what it depends on. `_models.py` puts them into decoders of transformers. Imports
 the operator, its masks, and what reads the calls of transformers.
 """
 
 from __future__ import annotations
 
 from ._attention import attention, attention_with_lse
+from ._costs import CallSizes
 from ._models import context_parallel, shard
 from ._plan import SequencePlan, plan
 
-__all__ = ["SequencePlan", "attention", "attention_with_lse", "context_parallel", "plan", "shard"]
+__all__ = ["CallSizes", "SequencePlan", "attention", "attention_with_lse", "context_parallel", "plan", "shard"]
