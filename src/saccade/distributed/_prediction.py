@@ -60,21 +60,22 @@ class _Layout:
         (across, parts), (width, value_width) = grid, sizes.widths
         self.held = shares.held.astype(float)  # rows of a rank's shards
         self.rows = self.held.sum(1, keepdims=True) + np.zeros(across)  # that it computes
-        dealt_heads = deal_heads(sizes.heads, sizes.key_heads, across)
-        self.queries, keys = (np.array([len(heads) for heads in of]) for of in dealt_heads)
+        heads, key_heads = deal_heads(sizes.heads, sizes.key_heads, across)
+        self.queries, keys = (np.array([len(mine) for mine in of]) for of in (heads, key_heads))
         self.number, self.lse = sizes.batch * sizes.dtype.itemsize, sizes.batch * max(sizes.dtype.itemsize, 4)
         key = self.number * (width + value_width)  # bytes of a key and its value, of one head
         self.before = self.number * width * self.queries + key * keys  # bytes of a row of query, key and value
         self.after = (self.number * value_width + self.lse) * self.queries  # of out and lse
-        repeated = self.queries if across > sizes.key_heads else keys  # key heads that ranks share are repeated
-        self.computed = self.before + key * (repeated - keys) + self.after
+        # Key heads that a rank shares with others are repeated for each query head.
+        repeated = np.where(self.queries == sizes.heads // sizes.key_heads * keys, keys, self.queries)
+        self.swapped = self.number * (width + value_width) * self.queries + key * repeated
         self.shard = self.number * sizes.heads * (width + value_width) + key * sizes.key_heads + self.lse * sizes.heads
         part, step = np.arange(parts)[None], np.arange(parts)[:, None]
         self.source, self.user = (part - step) % parts, (part + step) % parts  # of keys in a step
         operations = 2.0 * (width + value_width) * sizes.batch * self.queries
         self.operations = shares.pairs[part, self.source][..., None] * operations
-        self.arriving = shares.needs[part, self.source][..., None] * key * keys
-        self.leaving = shares.needs[self.user, part][..., None] * key * keys
+        self.arriving = shares.needs[part, self.source][..., None] * key * repeated
+        self.leaving = shares.needs[self.user, part][..., None] * key * repeated
         self.used = self.arriving.sum(0)  # with a rank's own keys, which do not travel
         self.arriving[0] = self.leaving[0] = 0.0
 
@@ -127,17 +128,23 @@ class _Layout:
     def _ring(self, compute: Array, speed: RankSpeed, back: bool) -> tuple[Array, Array]:
         """Seconds at which each rank ends, and in which its link is busy. The messages of the next step, and the
         gradients of the one before, travel while a step is computed."""
-        ends, busy = np.zeros_like(self.rows), np.zeros_like(self.rows)
+        nothing = np.zeros_like(self.rows)
+        ends, busy, leaving, entering = nothing, nothing, nothing, nothing  # links are free from then on
+        sent = [nothing, nothing]
         for step in range(len(compute) + back):
-            work = compute[step] if step < len(compute) else np.zeros_like(ends)
-            arrived, taken = ends, np.zeros_like(ends)
+            work = compute[step] if step < len(compute) else nothing
+            begin = np.maximum(ends, sent[-2])  # no more than the last two messages are held
+            arrived, taken = begin, nothing
             for received, sender in self._messages(step, back):
-                there = received > 0
-                arrived = np.maximum(arrived, np.where(there, ends[sender], 0.0))
-                taken = taken + there * (speed.latency + received / speed.bandwidth)
-            disturbed = (1 - speed.overlap) * np.minimum(work, taken)
-            ends = np.maximum(ends + work, arrived + taken) + disturbed
-            busy += taken
+                there, seconds = received > 0, speed.latency + received / speed.bandwidth
+                first = np.maximum(np.maximum(begin, begin[sender]), np.maximum(leaving[sender], entering))
+                entering = np.where(there, first + seconds, entering)
+                leaving = leaving.copy()
+                leaving[sender] = np.where(there, entering, leaving[sender])
+                arrived, taken = np.maximum(arrived, entering), taken + there * seconds
+            sent.append(leaving)
+            ends = np.maximum(begin + work, arrived) + (1 - speed.overlap) * np.minimum(work, taken)
+            busy = busy + taken
         return ends, busy
 
     def _messages(self, step: int, back: bool) -> Iterator[tuple[Array, Array]]:
@@ -165,12 +172,11 @@ class _Layout:
 
     def _memory(self) -> tuple[Array, Array, Array]:
         """Bytes of the shards, of what the backward pass keeps besides, and of messages at a time."""
-        kept = 8.0 * self.sizes.batch * self.rows * self.queries  # the lse of rows, in float64
-        in_flight = _at_a_time(self.arriving) + _at_a_time(self.leaving)
+        kept = 8.0 * self.sizes.batch * self.rows * self.queries  # the lse of rows, in float64 or two floats
+        in_flight = 2 * (_at_a_time(self.arriving) + _at_a_time(self.leaving))  # keys, and gradients of as many
         if self.grid[0] > 1:
-            kept = kept + self.rows * self.computed
-            swapped = self._to_heads(self.before) + self._to_rows(self.before)
-            in_flight = np.maximum(in_flight, swapped)
+            kept = kept + self.rows * self.swapped
+            in_flight = np.maximum(in_flight, self._to_heads(self.before) + self._to_rows(self.before))
         if self.name == "gathered":
             kept, in_flight = kept + self.used, self.arriving.sum(0) + self.leaving.sum(0)
         return self.held * self.shard, kept, in_flight
