@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch.distributed as dist
 
 import saccade
 from saccade import Causal, Documents, Window, distributed
+from saccade.distributed import _speed
+from saccade.distributed._costs import RankSpeed
+from saccade.distributed._prediction import predicted
 from saccade.operator._dropout import as_dropout
 
 
@@ -244,3 +248,64 @@ def generate(rank, case: Case, steps, block):
         cache.rollback(back)
         done += count - back
     return outputs, getattr(cache, "held", None)
+
+
+def messages_of(rank, case: Case):
+    """Bytes that this rank receives in a forward and in a backward pass, bytes of messages that are held at most at a
+    time, and bytes that autograd keeps beside the shards and out; and what is predicted of them."""
+    counts, alive, most, batched = [0], [], 0, dist.batch_isend_irecv
+
+    def counting(operations):
+        nonlocal most
+        for one in operations:
+            counts[-1] += one.tensor.nbytes if one.op is dist.irecv else 0
+            alive.append((weakref.ref(one.tensor), one.tensor.nbytes))
+        alive[:] = [(tensor, size) for tensor, size in alive if tensor() is not None]
+        most = max(most, sum(size for _, size in alive))
+        return batched(operations)
+
+    plan, given = distributed.plan(case.mask, case.length, layout=case.layout), case.tensors()
+    shards = [plan.shard(given[name]).requires_grad_() for name in ("query", "key", "value")]
+    saved, outside = {}, {x.untyped_storage().data_ptr() for x in shards}
+    dist.batch_isend_irecv = counting
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.setdefault(x.data_ptr(), x), lambda x: x):
+            out, lse = distributed.attention_with_lse(*shards, plan=plan, **case.options)
+        counts.append(0)
+        (out.sum() + lse.sum()).backward()
+    finally:
+        dist.batch_isend_irecv = batched
+    outside |= {x.untyped_storage().data_ptr() for x in (out, lse)}
+    kept = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in saved.values()}
+    kept = sum(size for place, size in kept.items() if place not in outside)
+    (queries, keys), (width, value) = case.heads, case.widths
+    sizes = distributed.CallSizes(queries, keys, width, value, case.batch, case.dtype)
+    cost = predicted(plan._table, sizes, RankSpeed(1.0, 1.0, 1.0, 0.0), [(plan.layout, plan.grid)])[0]
+    said = {
+        "received": (cost.received.forward[rank], cost.received.backward[rank]),
+        "in flight": cost.in_flight[rank],
+        "kept": cost.kept[rank],
+    }
+    return {"received": tuple(counts), "in flight": most, "kept": kept}, said
+
+
+def chosen_by(rank, speed, sizes):
+    """The layout of `plan` and what it says of itself, by a speed that counts as measured."""
+    measured = _speed._MEASURED.setdefault(dist.group.WORLD, {})
+    before, kind = dict(measured), (*(sizes or distributed.CallSizes()).widths, torch.float32)
+    measured[kind] = speed
+    try:
+        plan = distributed.plan(Causal(), 4096, sizes=sizes)
+    finally:
+        measured.clear()
+        measured.update(before)
+    return plan.layout, plan.explain()
+
+
+def measured_twice(rank):
+    """Two speeds of the group, and whether the generator of random numbers stands where it stood."""
+    torch.manual_seed(3)
+    speeds = [str(_speed.speed_of(None, distributed.CallSizes(width=32))) for _ in range(2)]
+    drawn = torch.rand(1)
+    torch.manual_seed(3)
+    return *speeds, bool(torch.rand(1) == drawn)

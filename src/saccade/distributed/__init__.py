@@ -6,20 +6,23 @@
 
 Begin with `_attention.py`. `_blocks.py` reads the mask in blocks, `_dealing.py` deals them, `_plan.py` is the result;
 `_exchange.py` sends and receives, `_tiles.py` computes rectangles by the operator, `_sums.py` adds them up, and
-`_ring.py` and `_ulysses.py` are the ways to do a call. `_statistics.py` measures weights, and `_decoding.py` has a
-cache on shards. `_models.py` puts attention into decoders of transformers. Imports the operator, its masks and caches,
-and what reads the calls of transformers.
+`_ring.py` and `_ulysses.py` are the ways to do a call. `_costs.py` and `_prediction.py` are the cost of a layout,
+`_speed.py` measures what it depends on. `_statistics.py` measures weights, and `_decoding.py` has a cache on shards.
+`_models.py` puts attention into decoders of transformers. Imports the operator, its masks and caches, and what reads
+the calls of transformers.
 """
 
 from __future__ import annotations
 
 from ._attention import attention, attention_with_lse
+from ._costs import CallSizes
 from ._decoding import ShardedCache, decode
 from ._models import context_parallel, shard
 from ._plan import SequencePlan, plan
 from ._statistics import attention_weights, statistics
 
 __all__ = [
+    "CallSizes",
     "SequencePlan",
     "ShardedCache",
     "attention",

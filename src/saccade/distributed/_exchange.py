@@ -29,9 +29,10 @@ class Pending:
             self._awaited = len(self._work)
 
     def received(self) -> list[Tensor]:
-        """The received tensors, in the order in which they were posted."""
+        """The received tensors, in the order in which they were posted; they are the caller's from then on."""
         answered(self._operation, lambda: [one.wait() for one in self._work[: self._awaited]])
-        return self._received
+        received, self._received = self._received, []
+        return received
 
     def finish(self) -> None:
         """Wait until everything is sent."""

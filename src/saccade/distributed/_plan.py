@@ -16,13 +16,15 @@ from ..operator._masks import Mask, as_mask
 from ..operator._masks._algebra import And
 from ..operator._masks._data import bounded
 from ..operator._masks._intervals import Span
-from ._blocks import Array, BlockTable, survey
+from ._blocks import Array, BlockTable, block_size, survey
+from ._costs import CallSizes, Grid, because, cheapest, layouts_of
 from ._dealing import imbalance, in_grid, needed, received
-from ._exchange import Message, agree, exchanged
+from ._exchange import Message, agree, answered, exchanged
 from ._heads import Heads, of_heads
+from ._prediction import predicted
+from ._speed import speed_of
 
 LAYOUTS = ("auto", "ring", "gathered", "ulysses", "grid")
-_STEPS = 1024  # rows of a rank from which on a step of the ring hides the next one's messages
 
 Spans = tuple[Span, ...]
 
@@ -33,6 +35,8 @@ def plan(
     group: Any = None,
     layout: str | tuple[int, int] = "auto",
     heads: int | None = None,
+    *,
+    sizes: CallSizes | None = None,
 ) -> SequencePlan:
     """Deal the rows of a sequence to the ranks of a process group. Every rank calls it, with the same arguments.
 
@@ -47,8 +51,11 @@ def plan(
             "gathered": all that a rank needs comes at once, and is held. "ulysses": each rank computes some heads of
             all rows. (h, s): both, in a grid of s rows of h ranks: the ranks 0 to h - 1 are its first row. Heads are
             dealt within each row, and keys and values go round each column. "grid": the grid with the largest h that
-            divides the ranks and `heads`. "auto": ring, or gathered where ranks hold few rows.
+            divides the ranks and `heads`. "auto": the one that is predicted to be fastest, of ring and gathered, and
+            with `sizes` of all. The first such plan of a group measures how fast its ranks compute and exchange
+            messages, which takes about half a second.
         heads: of the key, Hkv; only "grid" reads it.
+        sizes: of the calls, which "auto" reads.
 
     Raises:
         RuntimeError: torch.distributed has no process group, or a rank does not answer.
@@ -73,12 +80,13 @@ def plan(
     try:
         layout = _checked_layout(layout, heads, dist.get_world_size(group))
         length, mask = bounded(length, "plan: length", least=1), as_mask(mask)
-        table = survey(mask, length)
+        table = survey(mask, length, block_size(length, dist.get_world_size(group)))
     except (TypeError, ValueError) as error:
         problem = error
     facts = {
         "length": length,
         "layout": layout,
+        "sizes": str(sizes),
         "error": None if problem is None else str(problem),
         "mask": "" if table is None else table.digest,
     }
@@ -86,7 +94,26 @@ def plan(
     if problem is not None:
         raise problem
     assert table is not None and not isinstance(mask, Tensor)
-    return SequencePlan(mask, table, group, layout)
+    reason = "named by the caller"
+    if layout == "auto":
+        layout, reason = _chosen(table, group, sizes)
+    return SequencePlan(mask, table, group, layout, reason)
+
+
+def _chosen(table: BlockTable, group: Any, sizes: CallSizes | None) -> tuple[str | Grid, str]:
+    """The cheapest layout and the reason, as rank 0 predicts them."""
+    world = dist.get_process_group_ranks(group or dist.group.WORLD)
+    if len(world) == 1:
+        return "ring", "one rank has all rows"
+    speed = speed_of(group, sizes or CallSizes())
+    chosen: list[Any] = [None, None]
+    if dist.get_rank(group) == 0:
+        costs = predicted(table, sizes or CallSizes(), speed, layouts_of(len(world), sizes))
+        best = cheapest(costs)
+        chosen = [best.grid if best.layout == "grid" else best.layout, f"{because(costs)} (measured: {speed})"]
+    answered("plan, the choice of a layout", lambda: dist.broadcast_object_list(chosen, world[0], group))
+    layout, reason = chosen
+    return layout, reason
 
 
 def _checked_layout(layout: Any, heads: int | None, ranks: int) -> str | tuple[int, int]:
@@ -144,7 +171,7 @@ class SequencePlan:
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, mask: Mask | None, table: BlockTable, group: Any, layout: str | tuple[int, int]) -> None:
+    def __init__(self, mask: Mask | None, table: BlockTable, group: Any, layout: str | Grid, reason: str) -> None:
         self.mask, self.length, self.block = mask, table.length, table.size
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
         self.peers = tuple(range(self.ranks))  # the number in the group of each rank of this plan
@@ -153,7 +180,7 @@ class SequencePlan:
             self.grid = layout
         self._owner = in_grid(table, self.grid)
         self.rows = tuple(self._spans(self._owner == rank) for rank in range(self.ranks))
-        self.layout, self._reason = self._chosen("grid" if isinstance(layout, tuple) else layout)
+        self.layout, self._reason = "grid" if isinstance(layout, tuple) else layout, reason
         self._take(table)
 
     def _take(self, table: BlockTable) -> None:
@@ -167,14 +194,6 @@ class SequencePlan:
         self.from_rank = lru_cache(None)(self._from_rank)
         self.tiles = lru_cache(None)(self._tiles)
         self.column = lru_cache(None)(self._column)
-
-    def _chosen(self, layout: str) -> tuple[str, str]:
-        if layout != "auto":
-            return layout, "named by the caller"
-        held = f"about {self.length // self.ranks} rows for each rank"
-        if self.length < _STEPS * self.ranks:
-            return "gathered", f"{held}: messages take longer than what a step computes"
-        return "ring", f"{held}: the next keys travel while these are computed with"
 
     # --- tensors ----------------------------------------------------------------------------------------------------
 
@@ -298,7 +317,7 @@ class SequencePlan:
         if mask not in self._narrower:
             plan = self._narrower[mask] = copy.copy(self)
             plan.mask = mask if self.mask is None else self.mask & mask
-            plan._take(survey(plan.mask, self.length))
+            plan._take(survey(plan.mask, self.length, self.block))
         return self._narrower[mask]
 
     # --- what it says of itself ---------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class RingAttention(torch.autograd.Function):
         for part in parts:
             rows.add(part, parameter)
             kept = [part.key, part.value] if part.source is None else []
+            del part  # no more than the next two are held
         out, lse = rows.joined()
         whole = sink_lse(lse, sink)
         if sink is not None:
@@ -76,6 +77,7 @@ class RingAttention(torch.autograd.Function):
             found = grads.add(part)
             if wanted[1] or wanted[2]:
                 of_keys.add(part, found)
+            del part, found
         d_key, d_value = of_keys.joined() if wanted[1] or wanted[2] else (None, None)
         d_sink = _sink_gradient(sink, lse, out, d_out, d_lse) if sink is not None and wanted[4] else None
         return None, grads.of_query(), d_key, d_value, grads.of_bias(), d_sink
@@ -92,9 +94,12 @@ def _parts(plan: SequencePlan, key: Tensor, value: Tensor) -> Iterator[KeyPart]:
         yield _joined(plan, key, value, others, pending.received())
         pending.finish()
         return
-    part, sent = KeyPart(plan.rank, plan.rows[plan.rank], key, value), []
+    part = KeyPart(plan.rank, plan.rows[plan.rank], key, value)
+    sent: list[Pending] = []
     for step in range(1, plan.ranks):
         to, source = (plan.rank + step) % plan.ranks, (plan.rank - step) % plan.ranks
+        if len(sent) > 1:
+            sent.pop(0).finish()
         pending = _fetch(plan, key, value, [to], [source], f"attention, ring step {step}")
         sent.append(pending)
         yield part
@@ -185,6 +190,8 @@ class KeyGradients:
         for rank in sources:
             count = size(plan.from_rank(rank, plan.rank))
             receives += [(plan.peers[rank], x.new_empty(*x.shape[:2], count, x.shape[3])) for x in self.given]
+        if len(self.pending) > 1:
+            self.pending.pop(0)[0].finish()
         operation = "attention, backward: gradients of keys and values"
         self.pending.append((Pending(plan.group, sends, receives, operation), sources))
 
