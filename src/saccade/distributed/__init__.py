@@ -13,7 +13,8 @@ the operator, its masks, and what reads the calls of transformers.
 from __future__ import annotations
 
 from ._attention import attention, attention_with_lse
-from ._models import context_parallel, shard
+from ._batches import shard
+from ._models import context_parallel
 from ._plan import SequencePlan, plan
 
 __all__ = ["SequencePlan", "attention", "attention_with_lse", "context_parallel", "plan", "shard"]
