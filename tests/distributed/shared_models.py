@@ -74,9 +74,12 @@ def answer(model, output):
     return {"logits": output.logits.detach(), "loss": output.loss.detach()}, grads
 
 
-def whole(kind, packed, more):
-    model = decoder(kind, more)
-    return answer(model, model(**batch(packed), use_cache=False))  # with a cache, positions mean no documents
+def whole(kind, packed, more, make=decoder, autocast=False):
+    model = make(kind, more)
+    uncached = {"use_cache": False} if make is decoder else {}  # with a cache, positions mean no documents
+    with torch.autocast("cpu", torch.bfloat16, autocast):
+        output = model(**batch(packed), **uncached)
+    return answer(model, output)
 
 
 def own_whole(folder, packed):
@@ -132,11 +135,11 @@ def stack_on_shards(rank, plan_has_mask, checkpointing):
     return plan.unshard(out, 1).detach(), {"x": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
 
 
-def on_shards(rank, kind, layout, packed, more, make=decoder):
+def on_shards(rank, kind, layout, packed, more, make=decoder, autocast=False):
     """As `whole`, with this rank's share of loss and gradients."""
     model = make(kind, more)
     plan = distributed.plan(Causal() & Documents(DOCUMENTS) if packed else Causal(), LENGTH, layout=layout)
-    with distributed.context_parallel(model, plan):
+    with distributed.context_parallel(model, plan), torch.autocast("cpu", torch.bfloat16, autocast):
         output = model(**distributed.shard(batch(packed), plan))
     values, grads = answer(model, output)
     return {**values, "logits": plan.unshard(values["logits"], 1)}, grads

@@ -61,6 +61,18 @@ def test_modules_of_a_user_are_those_of_one_process(ranks, plan_has_mask, checkp
         torch.testing.assert_close(total, grad, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.parametrize(("make", "kind", "packed"), [(decoder, "gpt2", True), (own, None, False)])
+def test_under_autocast_errors_are_those_of_one_process(ranks, make, kind, packed):
+    """Against float32, at most twice the error that one process has in bfloat16, over all gradients."""
+    exact, rounded = whole(kind, packed, {}, make), whole(kind, packed, {}, make, autocast=True)
+    answers = ranks(2).run(on_shards, kind, "ring", packed, {}, make, True)
+    logits = [values["logits"].float() for values in (exact[0], rounded[0], answers[0][0])]
+    grads = [torch.cat([x.flatten() for x in made.values()]) for made in (exact[1], rounded[1])]
+    grads.append(sum(torch.cat([x.flatten() for x in shares.values()]) for _, shares in answers))
+    for truth, of_one, of_shards in (logits, grads):
+        assert 0 < (of_shards - truth).norm() < 2 * (of_one - truth).norm() < truth.norm() / 10
+
+
 @pytest.mark.parametrize("way", ["not reentrant", "reentrant", "wrapper"])
 def test_layers_that_are_called_again_meet_the_same_plan(ranks, way):
     """Another plan, or dropped weights drawn anew, would give other gradients."""

@@ -49,8 +49,8 @@ class RunningModules(RunningModel):
             of_models = own is not None and own.__module__.startswith(f"{_PACKAGE}.make.models.")
             if isinstance(part, _MIXING) or (own is not None and of_models and own.__name__ not in MODELS):
                 raise TypeError(
-                    f"context_parallel: {name or 'the model'} is a {type(part).__name__}, which mixes rows, or is not known to be "
-                    f"right on shards; of saccade.models these are {', '.join(MODELS)}"
+                    f"context_parallel: {name or 'the model'} is a {type(part).__name__}, which mixes rows or is not "
+                    f"known to be right on shards; of saccade.models these are {', '.join(MODELS)}"
                 )
         self._calls, self._targets = 0, dict[int, tuple[Tensor, Any]]()
         rows = [torch.arange(start, stop) for start, stop in plan.rows[plan.rank]]
@@ -110,6 +110,7 @@ class RunningModules(RunningModel):
         if id(module) in self._targets:
             labels, count = self._targets.pop(id(module))
             logits = output.logits.flatten(0, -2)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             total = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
             output.loss = total / count
         return output
