@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -84,12 +85,16 @@ def whole(kind, packed, more, make=decoder, autocast=False):
 
 def own_whole(folder, packed):
     """As `whole`: the documents one by one, since a model of Saccade takes no mask."""
-    model, given = own(folder, {}), batch(False)
+    model = own(folder, {})
+    logits, loss = by_document(model, batch(False), packed)
+    return answer(model, models.output.ModelOutput(logits=logits, loss=loss))
+
+
+def by_document(model, given, packed=True):
     cuts = [DOCUMENTS.count(document) for document in sorted(set(DOCUMENTS))] if packed else [LENGTH]
     logits = torch.cat([model(ids).logits for ids in given["input_ids"].split(cuts, 1)], 1)
     targets = F.pad(given["labels"][:, 1:], (0, 1), value=-100)
-    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    return answer(model, models.output.ModelOutput(logits=logits, loss=loss))
+    return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 class Stack(torch.nn.Module):
@@ -197,6 +202,58 @@ def rows_apart(own_model):
         (loss / 2).backward()
         losses.append(loss.detach())
     return losses, {name: weight.grad for name, weight in model.named_parameters()}
+
+
+def text(step):
+    """A batch with documents in which each token but some follows from the one before."""
+    draw = torch.Generator().manual_seed(step)
+    ids = torch.randint(0, VOCABULARY, (2, LENGTH), generator=draw)
+    surprises = torch.rand(2, LENGTH, generator=draw) < 0.1
+    for at in range(1, LENGTH):
+        if DOCUMENTS[at] == DOCUMENTS[at - 1]:
+            ids[:, at] = torch.where(surprises[:, at], ids[:, at], (3 * ids[:, at - 1] + 1) % VOCABULARY)
+    return {**batch(True), "input_ids": ids, "labels": ids}
+
+
+def losses(model, step_loss, whole_gradients=lambda weight: None, steps=300):
+    optimizer, found = torch.optim.AdamW(model.parameters(), lr=3e-3), []
+    for step in range(steps):
+        optimizer.zero_grad()
+        found.append(step_loss(text(step)))
+        for weight in model.parameters():
+            whole_gradients(weight)
+        optimizer.step()
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def trained_whole(make, kind, more, dtype):
+    """The losses of all steps in one process."""
+    model = make(kind, more).to(dtype)
+
+    def step(given):
+        if make is decoder:
+            loss = model(**given, use_cache=False).loss
+        else:
+            loss = by_document(model, given)[1]
+        loss.backward()
+        return loss.item()
+
+    return losses(model, step)
+
+
+def trained_on_shards(rank, make, kind, more):
+    """As `trained_whole`, by the steps that the guide shows."""
+    model, plan = make(kind, more), distributed.plan(Causal() & Documents(DOCUMENTS), LENGTH, layout="ring")
+
+    def step(given):
+        with distributed.context_parallel(model, plan):
+            loss = model(**distributed.shard(given, plan)).loss
+        loss.backward()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        return total.item()
+
+    return losses(model, step, lambda weight: dist.all_reduce(weight.grad))
 
 
 def refused(rank, fault):

@@ -15,6 +15,8 @@ from shared_models import (
     rows_apart,
     stack_on_shards,
     stack_whole,
+    trained_on_shards,
+    trained_whole,
     untouched,
     whole,
 )
@@ -71,6 +73,18 @@ def test_under_autocast_errors_are_those_of_one_process(ranks, make, kind, packe
     grads.append(sum(torch.cat([x.flatten() for x in shares.values()]) for _, shares in answers))
     for truth, of_one, of_shards in (logits, grads):
         assert 0 < (of_shards - truth).norm() < 2 * (of_one - truth).norm() < truth.norm() / 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "kind", "more"), [(decoder, "mistral", {"sliding_window": 7}), (own, "qwen3", {})])
+def test_300_steps_of_training_have_the_losses_of_one_process(ranks, tmp_path, make, kind, more):
+    """Against float64, at most twice the error that one process has in float32: a wrong gradient would add up."""
+    if make is own:
+        decoder(kind, {**WINDOW, "head_dim": 4}).save_pretrained(kind := str(tmp_path))
+    exact, rounded = (trained_whole(make, kind, more, dtype) for dtype in (torch.float64, torch.float32))
+    for losses in ranks(2).run(trained_on_shards, make, kind, more):
+        assert 0 < (losses - exact).abs().max() < 2 * (rounded - exact).abs().max() < 1e-5
+    assert exact[:20].mean() > 2.5 > 1.5 > exact[-20:].mean()
 
 
 @pytest.mark.parametrize("way", ["not reentrant", "reentrant", "wrapper"])
