@@ -231,10 +231,7 @@ def trained_whole(make, kind, more, dtype):
     model = make(kind, more).to(dtype)
 
     def step(given):
-        if make is decoder:
-            loss = model(**given, use_cache=False).loss
-        else:
-            loss = by_document(model, given)[1]
+        loss = model(**given, use_cache=False).loss if make is decoder else by_document(model, given)[1]
         loss.backward()
         return loss.item()
 

@@ -31,6 +31,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 
         (3, "llama", "gathered", True, {}),
         (2, "gpt2", "ulysses", True, {}),
         (3, "qwen2", "ring", False, WINDOW),
+        (2, "mixtral", "gathered", True, {"output_router_logits": True, "router_aux_loss_coef": 0.5}),
     ],
 )
 def test_logits_loss_and_all_gradients_are_those_of_one_process(ranks, size, kind, layout, packed, more):

@@ -72,9 +72,10 @@ class RunningDecoders(RunningModel):
         if "use_cache" in known:
             given["use_cache"] = False
         inputs = [given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None]
-        if inputs and given.get("attention_mask") is None and "attention_mask" in known:
+        if inputs and "attention_mask" in known:
             # With a mask transformers does not look for documents in positions, which on shards have other gaps.
-            given["attention_mask"] = inputs[0].new_ones(inputs[0].shape[:2], dtype=torch.long)
+            ones = inputs[0].new_ones(inputs[0].shape[:2], dtype=torch.long)
+            given["attention_mask"] = ones if module.base_model is module else None  # a head's loss has all tokens
 
     def _check(self, given: dict[str, Any], module: Any, where: str) -> None:
         if given.get("position_ids") is None:
@@ -95,9 +96,8 @@ class RunningDecoders(RunningModel):
                 f"{where}: labels without {' and '.join(missing)}: the next token of a shard's row may be on another "
                 "rank, and the mean is over all ranks' tokens; give what distributed.shard returns, or take the logits"
             )
-        for name in ("output_attentions", "output_router_logits"):
-            if given.get(name) or getattr(module.config, name, False):
-                raise ValueError(f"{where}: {name}: not there on shards")
+        if given.get("output_attentions") or getattr(module.config, "output_attentions", False):
+            raise ValueError(f"{where}: output_attentions: not there on shards")
         for name, part in module.named_modules():
             if module.training and getattr(part, "layerdrop", 0):
                 raise ValueError(f"{where}: layerdrop leaves out other layers on each rank; set it to 0")
@@ -106,6 +106,19 @@ class RunningDecoders(RunningModel):
                 raise ValueError(
                     f"{where}: {name} scales by the length of the sequence ({kind}), which differs by rank"
                 )
+
+    def result(self, module: Any, output: Any) -> Any:
+        """Losses of routers are of all tokens: each rank computes them whole, and has its share in its loss."""
+        logits, loss = getattr(output, "router_logits", None), getattr(output, "loss", None)
+        if logits is not None and module.base_model is module:
+            output.router_logits = tuple(map(self._whole, logits))
+        elif logits is not None and loss is not None:
+            output.loss = loss - (1 - 1 / self.plan.ranks) * module.router_aux_loss_coef * output.aux_loss
+        return output
+
+    def _whole(self, logits: Tensor) -> Tensor:
+        """(B n, experts) to (B L, experts)."""
+        return self.plan.unshard(logits.view(-1, self.held, logits.shape[-1]), 1).flatten(0, 1)
 
     # --- what its layers ask for ------------------------------------------------------------------------------------
 
