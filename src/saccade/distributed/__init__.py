@@ -15,9 +15,10 @@ the calls of transformers.
 from __future__ import annotations
 
 from ._attention import attention, attention_with_lse
+from ._batches import shard
 from ._costs import CallSizes
 from ._decoding import ShardedCache, decode
-from ._models import context_parallel, shard
+from ._models import context_parallel
 from ._plan import SequencePlan, plan
 from ._statistics import attention_weights, statistics
 
