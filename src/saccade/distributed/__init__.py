@@ -5,15 +5,16 @@
     out = saccade.distributed.attention(query, key, value, plan=plan)   # and gradients, as in one process
 
 Begin with `_attention.py`. `_blocks.py` reads the mask in blocks, `_dealing.py` deals them, `_plan.py` is the result;
-`_exchange.py` sends and receives, `_tiles.py` computes rectangles by the operator, `_sums.py` adds them up, and
-`_ring.py` and `_ulysses.py` are the ways to do a call. `_models.py` puts them into decoders of transformers. Imports
-the operator, its masks, and what reads the calls of transformers.
+`_exchange.py` sends and receives, `_faults.py` names a rank that fails, `_tiles.py` computes rectangles by the
+operator, `_sums.py` adds them up, and `_ring.py` and `_ulysses.py` are the ways to do a call. `_models.py` puts them
+into decoders of transformers. Imports the operator, its masks, and what reads the calls of transformers.
 """
 
 from __future__ import annotations
 
 from ._attention import attention, attention_with_lse
+from ._faults import RankFailed
 from ._models import context_parallel, shard
 from ._plan import SequencePlan, plan
 
-__all__ = ["SequencePlan", "attention", "attention_with_lse", "context_parallel", "plan", "shard"]
+__all__ = ["RankFailed", "SequencePlan", "attention", "attention_with_lse", "context_parallel", "plan", "shard"]

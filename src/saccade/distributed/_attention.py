@@ -59,7 +59,7 @@ def attention(
     Raises:
         TypeError, ValueError: as `saccade.attention`; shards that are not the plan's; arguments that the layout cannot
             do, or that are not the same on all ranks. Every rank raises.
-        RuntimeError: a rank does not answer.
+        RankFailed: a rank has ended, hangs, or raised an error.
 
     Example:
         >>> import torch, torch.distributed as dist, saccade
@@ -199,7 +199,7 @@ def _agreed(plan: SequencePlan, call: _ShardedCall | None, problem: Exception | 
     found = same_everywhere(plan.group, number, device, "attention", seed or 0)
     if found is None:
         agree(plan.group, facts, "attention")
-    return found[0] if found and seed is not None else None
+    return found if seed is not None else None
 
 
 def _description(plan: SequencePlan) -> str:

@@ -19,6 +19,7 @@ from ..operator._masks._intervals import Span
 from ._blocks import Array, BlockTable, survey
 from ._dealing import dealt, evenly, imbalance, needed, received
 from ._exchange import Message, agree, exchanged
+from ._faults import report_uncaught
 
 LAYOUTS = ("auto", "ring", "gathered", "ulysses")
 _STEPS = 1024  # rows of a rank from which on a step of the ring hides the next one's messages
@@ -41,7 +42,9 @@ def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str
             all rows. "auto": ring, or gathered where ranks hold few rows.
 
     Raises:
-        RuntimeError: torch.distributed has no process group, or a rank does not answer.
+        RankFailed: a rank has ended, hangs, or raised an error. From the first plan on, uncaught exceptions of a rank
+            are reported to the others (`sys.excepthook`).
+        RuntimeError: torch.distributed has no process group.
         TypeError, ValueError: an argument is wrong, or not the same on all ranks; every rank raises it.
 
     Example:
@@ -59,6 +62,7 @@ def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str
         )
     if dist.get_rank(group) < 0:
         raise ValueError("plan: this process is no rank of the group: only the group's ranks call plan")
+    report_uncaught()
     table, problem = None, None
     try:
         if layout not in LAYOUTS:
