@@ -1,11 +1,13 @@
-"""Decoders of transformers that the processes of a group are given, and what one process makes of them."""
+"""Models that the processes of a group are given, and what one process makes of them."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import transformers
 
-from saccade import Causal, Documents, distributed
+from saccade import Causal, Documents, Window, distributed, models, nn, positions
+from saccade.models import LanguageModel
 
 LENGTH, VOCABULARY = 61, 29
 DOCUMENTS = [0] * 17 + [1] * 23 + [2] * 21
@@ -38,6 +40,15 @@ def decoder(kind, more):
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
+def own(folder, more):
+    """A model of Saccade: that of a published family in `folder`; None: its own language model."""
+    if folder is not None:
+        return models.load(folder)
+    torch.manual_seed(3)
+    config = models.ModelConfig(VOCABULARY, width=24, layers=2, heads=6, kv_heads=3, context=64)
+    return LanguageModel(models.DecoderLM(config), None).eval()
+
+
 def batch(packed):
     """Two rows of tokens; in packed ones positions start anew in each document."""
     draw = torch.Generator().manual_seed(5)
@@ -61,9 +72,62 @@ def whole(kind, packed, more):
     return answer(model, model(**batch(packed), use_cache=False))  # with a cache, positions mean no documents
 
 
-def on_shards(rank, kind, layout, packed, more):
+def own_whole(folder, packed):
+    """As `whole`: the documents one by one, since a model of Saccade takes no mask."""
+    model, given = own(folder, {}), batch(False)
+    cuts = [DOCUMENTS.count(document) for document in sorted(set(DOCUMENTS))] if packed else [LENGTH]
+    logits = torch.cat([model(ids).logits for ids in given["input_ids"].split(cuts, 1)], 1)
+    targets = F.pad(given["labels"][:, 1:], (0, 1), value=-100)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return answer(model, models.output.ModelOutput(logits=logits, loss=loss))
+
+
+class Stack(torch.nn.Module):
+    """A module of a user, with layers of `saccade.nn`: sink, cap, rotary positions, a learned bias, a window."""
+
+    def __init__(self, checkpointing=False):
+        super().__init__()
+        torch.manual_seed(7)
+        rotary, learned = positions.RotaryConfig(), positions.T5Config()
+        layers = [
+            nn.BlockConfig(nn.AttentionConfig(24, heads=6, kv_heads=3, positions=rotary, sink=True, qk_norm="rms")),
+            nn.BlockConfig(nn.AttentionConfig(24, heads=6, positions=learned, softcap=5.0, window=Window(7, 3))),
+        ]
+        self.places = positions.Learned(LENGTH, 24)
+        self.encoder = nn.Encoder(layers, checkpointing=checkpointing)
+        self.last = nn.SelfAttention(24, 5)
+        self.double()
+        torch.nn.init.normal_(self.encoder.blocks[0].attention.sink)
+
+    def forward(self, x, mask):
+        return self.last(self.encoder(self.places(x), mask), mask)
+
+
+def stack_input():
+    x, weight = torch.randn(2, 2, LENGTH, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    return x.requires_grad_(), weight[..., :5], Documents(DOCUMENTS)
+
+
+def stack_whole():
+    model, (x, weight, mask) = Stack(), stack_input()
+    out = model(x, mask)
+    (out * weight).sum().backward()
+    return out.detach(), {"x": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
+
+
+def stack_on_shards(rank, plan_has_mask, checkpointing):
+    """As `stack_whole`, with this rank's share of the gradients. The layers or the plan have the mask."""
+    model, (x, weight, mask) = Stack(checkpointing), stack_input()
+    plan = distributed.plan(mask if plan_has_mask else None, LENGTH)
+    with distributed.context_parallel(model, plan):
+        out = model(plan.shard(x, 1), None if plan_has_mask else mask)
+    (out * plan.shard(weight, 1)).sum().backward()
+    return plan.unshard(out, 1).detach(), {"x": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
+
+
+def on_shards(rank, kind, layout, packed, more, make=decoder):
     """As `whole`, with this rank's share of loss and gradients."""
-    model = decoder(kind, more)
+    model = make(kind, more)
     plan = distributed.plan(Causal() & Documents(DOCUMENTS) if packed else Causal(), LENGTH, layout=layout)
     with distributed.context_parallel(model, plan):
         output = model(**distributed.shard(batch(packed), plan))

@@ -1,10 +1,10 @@
-"""Decoders of transformers on shards against one process with the whole batch."""
+"""Models on shards against one process with the whole batch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from shared_models import on_shards, refused, untouched, whole
+from shared_models import decoder, on_shards, own, own_whole, refused, stack_on_shards, stack_whole, untouched, whole
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}  # in the second layer only
 
@@ -19,8 +19,36 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 
     ],
 )
 def test_logits_loss_and_all_gradients_are_those_of_one_process(ranks, size, kind, layout, packed, more):
-    answers = ranks(size).run(on_shards, kind, layout, packed, more)
-    values, grads = whole(kind, packed, more)
+    _assert_same(ranks(size).run(on_shards, kind, layout, packed, more), *whole(kind, packed, more))
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "packed", "more"),
+    [
+        (2, None, True, {}),
+        (3, "gpt2", True, {}),
+        (2, "qwen3", False, {**WINDOW, "head_dim": 4}),
+        (2, "gpt_neo", False, {"attention_types": [[["local", "global"], 1]], "window_size": 5}),
+    ],
+)
+def test_models_of_saccade_are_those_of_one_process(ranks, tmp_path, size, kind, packed, more):
+    folder = None
+    if kind is not None:
+        decoder(kind, more).save_pretrained(folder := str(tmp_path))
+    _assert_same(ranks(size).run(on_shards, folder, "ring", packed, {}, own), *own_whole(folder, packed))
+
+
+@pytest.mark.parametrize(("plan_has_mask", "checkpointing"), [(False, False), (True, True)])
+def test_modules_of_a_user_are_those_of_one_process(ranks, plan_has_mask, checkpointing):
+    answers, (out, grads) = ranks(3).run(stack_on_shards, plan_has_mask, checkpointing), stack_whole()
+    for got, _ in answers:
+        torch.testing.assert_close(got, out, rtol=1e-12, atol=1e-12)
+    for name, grad in grads.items():
+        total = sum(shares[name] for _, shares in answers)
+        torch.testing.assert_close(total, grad, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def _assert_same(answers, values, grads):
     for got, _ in answers:
         torch.testing.assert_close(got["logits"], values["logits"], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sum(got["loss"] for got, _ in answers), values["loss"], rtol=1e-5, atol=1e-5)

@@ -13,8 +13,9 @@ into decoders of transformers. Imports the operator, its masks, and what reads t
 from __future__ import annotations
 
 from ._attention import attention, attention_with_lse
+from ._batches import shard
 from ._faults import RankFailed
-from ._models import context_parallel, shard
+from ._models import context_parallel
 from ._plan import SequencePlan, plan
 
 __all__ = ["RankFailed", "SequencePlan", "attention", "attention_with_lse", "context_parallel", "plan", "shard"]
