@@ -92,6 +92,9 @@ class Case:
         return parameter
 
 
+LINKED = Case(1201, Causal(), dtype=torch.float32, sink=True)  # over a slow link, too
+
+
 def attend(rank, case: Case, members=None):
     """out and lse of the whole sequence, and this rank's share of every gradient, by name.
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 WAITING = 0.75  # share of the group's timeout after which a wait has failed; the rest is for finding the cause
@@ -25,6 +26,7 @@ _GRACE = 1.0  # seconds in which a rank that has closed its connections may stil
 _FAREWELL = 10.0  # most seconds that the process with the store waits for others to read the cause
 _POLL = 0.02
 _KEY = "saccade/fault"
+_PROBE = 2  # a tag of messages that nobody sends
 _NETWORK = ("gloo", "pair closure", "ProcessGroup", "NCCL")  # in messages of errors that are not the caller's own
 
 Record = dict[str, Any]  # a cause {rank, reason}, or a wait {operation, peers, late}
@@ -66,9 +68,10 @@ def answered(group: Any, operation: str, peers: Sequence[int] = ()) -> Iterator[
     except RuntimeError as error:
         if not (peers or isinstance(error, dist.DistError) or any(word in str(error) for word in _NETWORK)):
             raise
-        cause = _cause({"operation": operation, "peers": list(peers), "late": "imed out" in str(error)}, group)
-        message = f"saccade.distributed: {operation}: {cause['reason']}"
-        raise RankFailed(message, cause["rank"], cause["reason"]) from error
+        late = "imed out" in str(error)
+        suspects = list(peers) if late or len(peers) == 1 else _disconnected(group) or list(peers)
+        cause = _cause({"operation": operation, "peers": suspects, "late": late}, group)
+        raise RankFailed(f"{operation}: {cause['reason']}", cause["rank"], cause["reason"]) from error
 
 
 def report(error: BaseException) -> None:
@@ -110,6 +113,20 @@ def timeout(group: Any) -> float:
     """Seconds of a group's timeout."""
     group = group or dist.group.WORLD
     return float(group._get_backend(group._device_types[0]).options._timeout.total_seconds())
+
+
+def _disconnected(group: Any) -> list[int]:
+    """The ranks to which gloo has no connection any more: it does not say which of those in a collective."""
+    group, lost = group or dist.group.WORLD, []
+    if not isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupGloo):
+        return []
+    for rank in dist.get_process_group_ranks(group):
+        try:
+            if rank != dist.get_rank():
+                dist.irecv(torch.empty(1), rank, group, _PROBE)  # posted, never waited for
+        except RuntimeError:
+            lost.append(rank)
+    return lost
 
 
 def _cause(wait: Record, group: Any) -> Record:
