@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 import torch.nn.functional as F
 import transformers
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from saccade import Causal, Documents, Window, distributed, models, nn, positions
 from saccade.models import LanguageModel
@@ -67,9 +74,12 @@ def answer(model, output):
     return {"logits": output.logits.detach(), "loss": output.loss.detach()}, grads
 
 
-def whole(kind, packed, more):
-    model = decoder(kind, more)
-    return answer(model, model(**batch(packed), use_cache=False))  # with a cache, positions mean no documents
+def whole(kind, packed, more, make=decoder, autocast=False):
+    model = make(kind, more)
+    uncached = {"use_cache": False} if make is decoder else {}  # with a cache, positions mean no documents
+    with torch.autocast("cpu", torch.bfloat16, autocast):
+        output = model(**batch(packed), **uncached)
+    return answer(model, output)
 
 
 def own_whole(folder, packed):
@@ -125,14 +135,68 @@ def stack_on_shards(rank, plan_has_mask, checkpointing):
     return plan.unshard(out, 1).detach(), {"x": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
 
 
-def on_shards(rank, kind, layout, packed, more, make=decoder):
+def on_shards(rank, kind, layout, packed, more, make=decoder, autocast=False):
     """As `whole`, with this rank's share of loss and gradients."""
     model = make(kind, more)
     plan = distributed.plan(Causal() & Documents(DOCUMENTS) if packed else Causal(), LENGTH, layout=layout)
-    with distributed.context_parallel(model, plan):
+    with distributed.context_parallel(model, plan), torch.autocast("cpu", torch.bfloat16, autocast):
         output = model(**distributed.shard(batch(packed), plan))
     values, grads = answer(model, output)
     return {**values, "logits": plan.unshard(values["logits"], 1)}, grads
+
+
+def checkpointed(rank, way):
+    """Loss and gradients of a training step without and with checkpointing, which must be the same to the bit."""
+    model = decoder("llama", {"attention_dropout": 0.3}).train()
+    plan = distributed.plan(Causal(), LENGTH, layout="ring")
+    before = step_on_thread(model, plan)
+    if way == "wrapper":
+        for layer, module in enumerate(model.model.layers):
+            model.model.layers[layer] = checkpoint_wrapper(module)
+    else:
+        model.activation_checkpointing_enable({"use_reentrant": way == "reentrant"})
+    return before, step_on_thread(model, plan)
+
+
+def step_on_thread(model, plan):
+    """The backward pass is on another thread, as that of a GPU, and the block has ended."""
+    model.zero_grad()
+    torch.manual_seed(11)  # of attention's dropout
+    with distributed.context_parallel(model, plan):
+        loss = model(**distributed.shard(batch(False), plan)).loss
+    worker = threading.Thread(target=loss.backward)
+    worker.start()
+    worker.join()
+    return [loss.detach(), *(weight.grad.clone() for weight in model.parameters())]
+
+
+def beside_data_parallel(rank, wrapper, own_model):
+    """The loss of this rank's row of the batch, and whole gradients: two rows of data, each over two ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
+    model = own(None, {}) if own_model else decoder("llama", {})
+    parts = model.model.decoder.blocks if own_model else model.model.layers
+    if wrapper == "ddp":
+        model = DistributedDataParallel(model)
+    else:
+        for part in (*parts, model):
+            fully_shard(part, mesh=init_device_mesh("cpu", (4,)))
+    row = mesh["data"].get_local_rank()
+    plan = distributed.plan(Causal(), LENGTH, group=mesh["context"].get_group())
+    with distributed.context_parallel(model, plan):
+        loss = model(**distributed.shard({name: x[row : row + 1] for name, x in batch(False).items()}, plan)).loss
+    (plan.ranks * loss).backward()
+    grads = {name.removeprefix("module."): weight.grad for name, weight in model.named_parameters()}
+    return loss.detach(), {n: x.full_tensor() if isinstance(x, DTensor) else x for n, x in grads.items()}
+
+
+def rows_apart(own_model):
+    """As `beside_data_parallel`, with one row after the other."""
+    model, losses = own(None, {}) if own_model else decoder("llama", {}), []
+    for row in range(2):
+        loss = model(**{name: x[row : row + 1] for name, x in batch(False).items()}).loss
+        (loss / 2).backward()
+        losses.append(loss.detach())
+    return losses, {name: weight.grad for name, weight in model.named_parameters()}
 
 
 def refused(rank, fault):
@@ -153,9 +217,6 @@ def refused(rank, fault):
     try:
         with distributed.context_parallel(model, plan):
             shard = distributed.shard(given, plan)
-            model.train(fault == "checkpointing")
-            if fault == "checkpointing":
-                model.gradient_checkpointing_enable()
             changes = {
                 "positions": {"position_ids": None},
                 "rows": {"input_ids": shard["input_ids"][:, 1:]},

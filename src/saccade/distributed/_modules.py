@@ -45,11 +45,12 @@ class RunningModules(RunningModel):
     def __init__(self, model: nn.Module, plan: SequencePlan) -> None:
         super().__init__(model, plan)
         for name, part in model.named_modules():
-            kind, of_models = type(part).__name__, type(part).__module__.startswith(f"{_PACKAGE}.make.models.")
-            if isinstance(part, _MIXING) or (of_models and kind not in MODELS):
+            own = _own_class(part)
+            of_models = own is not None and own.__module__.startswith(f"{_PACKAGE}.make.models.")
+            if isinstance(part, _MIXING) or (own is not None and of_models and own.__name__ not in MODELS):
                 raise TypeError(
-                    f"context_parallel: {name or 'the model'} is a {kind}, which mixes rows, or is not known to be "
-                    f"right on shards; of saccade.models these are {', '.join(MODELS)}"
+                    f"context_parallel: {name or 'the model'} is a {type(part).__name__}, which mixes rows or is not "
+                    f"known to be right on shards; of saccade.models these are {', '.join(MODELS)}"
                 )
         self._calls, self._targets = 0, dict[int, tuple[Tensor, Any]]()
         rows = [torch.arange(start, stop) for start, stop in plan.rows[plan.rank]]
@@ -70,7 +71,8 @@ class RunningModules(RunningModel):
     def arguments(self, module: Any, given: dict[str, Any], known: Container[str], where: str) -> None:
         if module is self.model:
             self._calls = 0
-        if not type(module).__module__.startswith(f"{_PACKAGE}."):
+        own = _own_class(module)
+        if own is None:
             return
         for name, why in _ABSENT.items():
             if given.get(name) not in (None, False):
@@ -79,7 +81,7 @@ class RunningModules(RunningModel):
         check_padding(given.get("attention_mask"), where)
         if module.training and getattr(module, "layer_drop", 0):
             raise ValueError(f"{where}: layer_drop leaves out other layers on each rank; set it to 0")
-        if type(module).__name__ in MODELS:
+        if own.__name__ in MODELS:
             longest = getattr(module, "longest", None) or getattr(getattr(module, "config", None), "context", None)
             if longest is not None and self.plan.length > longest:
                 raise ValueError(f"{where}: {self.plan.length} tokens are more than the model's {longest} positions")
@@ -108,6 +110,7 @@ class RunningModules(RunningModel):
         if id(module) in self._targets:
             labels, count = self._targets.pop(id(module))
             logits = output.logits.flatten(0, -2)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             total = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
             output.loss = total / count
         return output
@@ -145,3 +148,8 @@ class RunningModules(RunningModel):
         elif offset:
             rows = rows + offset
         return (x, rows), {}
+
+
+def _own_class(module: nn.Module) -> type | None:
+    """The class of Saccade that a module has; FSDP2 puts one of its own before it."""
+    return next((base for base in type(module).__mro__ if base.__module__.startswith(f"{_PACKAGE}.")), None)
