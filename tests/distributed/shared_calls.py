@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,6 +96,9 @@ class Case:
         return parameter
 
 
+LINKED = Case(1201, Causal(), dtype=torch.float32, sink=True)  # over a slow link, too
+
+
 def attend(rank, case: Case, members=None):
     """out and lse of the whole sequence, and this rank's share of every gradient, by name.
 
@@ -139,11 +143,11 @@ def together(answers):
 
 
 def counted_bytes(rank, case: Case):
-    """The plan's own figures, and the bytes that this rank receives in a forward pass."""
+    """The plan's own figures, and the bytes of keys and values that this rank receives in a forward pass."""
     received, batched = [], dist.batch_isend_irecv
 
     def counting(operations):
-        received.extend(one.tensor.nbytes for one in operations if one.op is dist.irecv)
+        received.extend(one.tensor.nbytes for one in operations if one.op is dist.irecv and one.tag == 0)
         return batched(operations)
 
     plan, given = distributed.plan(case.mask, case.length, layout=case.layout), case.tensors()
@@ -258,6 +262,8 @@ def messages_of(rank, case: Case):
     def counting(operations):
         nonlocal most
         for one in operations:
+            if one.tag:  # agreements, which are not predicted
+                continue
             counts[-1] += one.tensor.nbytes if one.op is dist.irecv else 0
             alive.append((weakref.ref(one.tensor), one.tensor.nbytes))
         alive[:] = [(tensor, size) for tensor, size in alive if tensor() is not None]
@@ -309,3 +315,30 @@ def measured_twice(rank):
     drawn = torch.rand(1)
     torch.manual_seed(3)
     return *speeds, bool(torch.rand(1) == drawn)
+
+
+def train(rank, told, fault=None, steps=10_000):
+    """A training loop; `told` gets a file when two steps are done. At step 3 `fault`, (rank, name), happens.
+
+    Gradients are added by the program's own calls of torch.distributed, as those of a model are.
+    """
+    weight = torch.eye(5, dtype=torch.float64, requires_grad=True)
+    plan = distributed.plan(Causal(), 211)
+    query, key, value = torch.randn(3, 1, 2, 211, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    for step in range(steps):
+        if step == 3 and fault == (rank, "raises"):
+            raise ValueError("a batch of rank one is wrong")
+        if step == 3 and fault == (rank, "leaves"):
+            os._exit(0)
+        if step == 3 and fault == (rank, "is elsewhere"):
+            distributed.plan(Causal(), 97)
+        shards = [plan.shard(x) @ weight for x in (query, key, value)]
+        out = distributed.attention(*shards, plan=plan)
+        out.square().sum().backward()
+        dist.all_reduce(weight.grad)
+        with torch.no_grad():
+            weight -= 1e-3 * weight.grad
+        weight.grad = None
+        if step == 2:
+            (told / str(rank)).touch()
+    return weight.detach()

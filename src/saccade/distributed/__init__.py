@@ -5,11 +5,11 @@
     out = saccade.distributed.attention(query, key, value, plan=plan)   # and gradients, as in one process
 
 Begin with `_attention.py`. `_blocks.py` reads the mask in blocks, `_dealing.py` deals them, `_plan.py` is the result;
-`_exchange.py` sends and receives, `_tiles.py` computes rectangles by the operator, `_sums.py` adds them up, and
-`_ring.py` and `_ulysses.py` are the ways to do a call. `_costs.py` and `_prediction.py` are the cost of a layout,
-`_speed.py` measures what it depends on. `_statistics.py` measures weights, and `_decoding.py` has a cache on shards.
-`_models.py` puts attention into decoders of transformers. Imports the operator, its masks and caches, and what reads
-the calls of transformers.
+`_exchange.py` sends and receives, `_faults.py` names a rank that fails, `_tiles.py` computes rectangles by the
+operator, `_sums.py` adds them up, and `_ring.py` and `_ulysses.py` are the ways to do a call. `_costs.py` and
+`_prediction.py` are the cost of a layout, `_speed.py` measures what it depends on. `_statistics.py` measures weights,
+and `_decoding.py` has a cache on shards. `_models.py` puts attention into models. Imports the operator, its masks and
+caches, and what reads the calls of transformers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from ._attention import attention, attention_with_lse
 from ._batches import shard
 from ._costs import CallSizes
 from ._decoding import ShardedCache, decode
+from ._faults import RankFailed
 from ._models import context_parallel
 from ._plan import SequencePlan, plan
 from ._statistics import attention_weights, statistics
 
 __all__ = [
     "CallSizes",
+    "RankFailed",
     "SequencePlan",
     "ShardedCache",
     "attention",

@@ -54,7 +54,7 @@ def attention(
     Raises:
         TypeError, ValueError: as `saccade.attention`; shards that are not the plan's; arguments that the layout cannot
             do, or that are not the same on all ranks. Every rank raises.
-        RuntimeError: a rank does not answer.
+        RankFailed: a rank has ended, hangs, or raised an error.
 
     Example:
         >>> import torch, torch.distributed as dist, saccade
@@ -195,7 +195,7 @@ def agreed(
         agree(plan.group, facts, operation)
     if problem is not None:
         raise problem
-    return found[0] if found and seed is not None else None
+    return found if seed is not None else None
 
 
 def _description(plan: SequencePlan) -> str:

@@ -19,7 +19,8 @@ from ..operator._masks._intervals import Span
 from ._blocks import Array, BlockTable, block_size, survey
 from ._costs import CallSizes, Grid, because, cheapest, layouts_of
 from ._dealing import imbalance, in_grid, needed, received
-from ._exchange import Message, agree, answered, exchanged
+from ._exchange import Message, agree, exchanged
+from ._faults import answered, report_uncaught
 from ._heads import Heads, of_heads
 from ._prediction import predicted
 from ._speed import speed_of
@@ -58,7 +59,9 @@ def plan(
         sizes: of the calls, which "auto" reads.
 
     Raises:
-        RuntimeError: torch.distributed has no process group, or a rank does not answer.
+        RankFailed: a rank has ended, hangs, or raised an error. From the first plan on, uncaught exceptions of a rank
+            are reported to the others (`sys.excepthook`).
+        RuntimeError: torch.distributed has no process group.
         TypeError, ValueError: an argument is wrong, or not the same on all ranks; every rank raises it.
 
     Example:
@@ -76,6 +79,7 @@ def plan(
         )
     if dist.get_rank(group) < 0:
         raise ValueError("plan: this process is no rank of the group: only the group's ranks call plan")
+    report_uncaught()
     table, problem = None, None
     try:
         layout = _checked_layout(layout, heads, dist.get_world_size(group))
@@ -111,7 +115,8 @@ def _chosen(table: BlockTable, group: Any, sizes: CallSizes | None) -> tuple[str
         costs = predicted(table, sizes or CallSizes(), speed, layouts_of(len(world), sizes))
         best = cheapest(costs)
         chosen = [best.grid if best.layout == "grid" else best.layout, f"{because(costs)} (measured: {speed})"]
-    answered("plan, the choice of a layout", lambda: dist.broadcast_object_list(chosen, world[0], group))
+    with answered(group, "plan, the choice of a layout"):
+        dist.broadcast_object_list(chosen, world[0], group)
     layout, reason = chosen
     return layout, reason
 

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from ..operator._attention import choose
 from ..operator._checks import make_call
 from ._costs import BACKWARD, CallSizes, RankSpeed
-from ._exchange import Pending, answered
+from ._exchange import Pending
+from ._faults import answered
 
 _ROUNDS = 5
 _HEADS, _ROWS, _MOST_ROWS = 4, 1024, 2**14
@@ -103,12 +104,14 @@ def _seconds(group: Any, device: torch.device, call: Callable[[], Any]) -> float
     """The median of some rounds, of the slowest rank."""
     taken = []
     for _ in range(_ROUNDS + 1):
-        answered(_OPERATION, lambda: dist.barrier(group))
+        with answered(group, _OPERATION):
+            dist.barrier(group)
         start = time.perf_counter()
         call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         taken.append(time.perf_counter() - start)
     slowest = torch.tensor(statistics.median(taken[1:]), dtype=torch.float64, device=device)
-    answered(_OPERATION, lambda: dist.all_reduce(slowest, dist.ReduceOp.MAX, group))
+    with answered(group, _OPERATION):
+        dist.all_reduce(slowest, dist.ReduceOp.MAX, group)
     return float(slowest)

@@ -22,7 +22,8 @@ from ..operator._statistics._request import StatisticsRequest, make_request
 from ..operator._statistics._visibility import RowVisibility, _first, _hides, row_visibility
 from ..operator._weights import Chosen, _indices, _slice
 from ._attention import ShardedCall, agreed, checked
-from ._exchange import answered, exchanged
+from ._exchange import exchanged
+from ._faults import answered
 from ._heads import Heads, deal_heads
 from ._plan import SequencePlan
 from ._ulysses import Swap, call_of_heads
@@ -224,7 +225,8 @@ def _gathered(plan: SequencePlan, value: Any, whole: CheckedCall) -> list[Any]:
     """What each rank has: tensors, statistics or None."""
     every: list[Any] = [None] * plan.ranks
     own = None if value is None else value.to("cpu")
-    answered("statistics", lambda: dist.all_gather_object(every, own, plan.group))
+    with answered(plan.group, "statistics"):
+        dist.all_gather_object(every, own, plan.group)
     return [None if one is None else one.to(whole.device) for one in every]
 
 

@@ -1,0 +1,39 @@
+"""Windows that several processes share: each computes some rows of every window (context parallelism).
+
+Shape legend: B batch, L context, n rows of this process, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ....distributed import SequencePlan, context_parallel, plan
+from ....operator._masks import Causal
+from ....operator.nn.stacks import LayerObserver
+
+
+class SharedWindows:
+    """The rows of each window that this process computes.
+
+    Args:
+        processes: how many consecutive processes share a window; all processes of the run make this object.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+        self._group, _ = dist.new_subgroups(processes)
+        self._plans: dict[int, SequencePlan] = {}
+
+    def predicted(
+        self, model: nn.Module, windows: Tensor, observe: LayerObserver | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (B, n, V) and targets (B, n) of this process's rows of windows (B, L + 1)."""
+        length = windows.shape[1] - 1
+        if length not in self._plans:
+            self._plans[length] = plan(Causal(), length, self._group)
+        rows = self._plans[length]
+        with context_parallel(model, rows):
+            inputs = rows.shard(windows[:, :-1], 1)
+            logits = model(inputs) if observe is None else model(inputs, observe=observe)
+        return logits, rows.shard(windows[:, 1:], 1)
