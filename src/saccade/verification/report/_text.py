@@ -60,13 +60,6 @@ def report_lines(report: Results, width: int = WIDTH) -> Iterator[Line]:
     """The report line by line, each at most `width` columns wide where words allow it.
 
     A line is a tuple of `StyledText`.
-
-    Example:
-        >>> import torch, saccade
-        >>> report = saccade.verify(torch.nn.functional.scaled_dot_product_attention, checks=["scale"], isolated=False)
-        >>> first = next(saccade.verification.report_lines(report))
-        >>> "".join(part.text for part in first)
-        'No error found in scaled_dot_product_attention: 1 of 1 check passed.'
     """
     return _clean(_lines(report, width))
 
