@@ -51,9 +51,9 @@ def as_text(report: Results, width: int = WIDTH) -> str:
     return _joined_lines(report_lines(report, width))
 
 
-def finding_as_text(finding: Finding, width: int = WIDTH) -> str:
+def finding_as_text(finding: Finding) -> str:
     """One finding without colours."""
-    return _joined_lines(_clean(_finding(finding, width)))
+    return _joined_lines(_clean(_finding(finding, WIDTH)))
 
 
 def report_lines(report: Results, width: int = WIDTH) -> Iterator[Line]:
