@@ -22,10 +22,9 @@ from .._runs._prepared import PreparedTaskRun, description
 from .._runs._request import TaskRun, settings_for
 from .._runs._training import open_run, request, split_options
 from .._space import Space, described, fitting, is_choice
-from ._folder import opened, promote, trial_folder
 from ._proposals import Proposal, importance
 from ._result import SearchResult
-from ._trials import DIVERGED, ENDED, PRUNED, TOO_LARGE, Trial, Trials
+from ._trials import DIVERGED, ENDED, PRUNED, TOO_LARGE, Trial, Trials, opened, promote, trial_folder
 
 TRIALS = 20
 

@@ -17,8 +17,7 @@ from ..._biases import RelativeScores, TensorBias
 from ..._call import CallSettings, CheckedCall, sink_lse, without_autocast
 from ..._scores._program import ProgramBias
 from ..._scores._terms import RelativeLine
-from ._module import missing as missing, module as module
-from ._program import compiled, forms_of, narrow
+from ._program import compiled, forms_of, missing as missing, module as module, narrow
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 BF16_SETS = ("avx512_bf16", "neon_bf16")  # instruction sets that multiply bfloat16; the others compute it in float32

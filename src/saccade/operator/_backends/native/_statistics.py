@@ -74,8 +74,6 @@ def refuses(call: CheckedCall, top: int = 0) -> str | None:
         return reason
     if _run.watched():
         return "a compiler or a dispatch mode is watching, and cannot see the native statistics"
-    if not hasattr(_kernels.module, "statistics"):
-        return "this native build is older than its statistics"
     return None if top <= MOST_TOP else f"the native kernels keep at most {MOST_TOP} keys of each row, and top is {top}"
 
 
