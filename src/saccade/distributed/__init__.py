@@ -6,8 +6,9 @@
 
 Begin with `_attention.py`. `_blocks.py` reads the mask in blocks, `_dealing.py` deals them, `_plan.py` is the result;
 `_exchange.py` sends and receives, `_tiles.py` computes rectangles by the operator, `_sums.py` adds them up, and
-`_ring.py` and `_ulysses.py` are the ways to do a call. `_models.py` puts them into decoders of transformers. Imports
-the operator, its masks, and what reads the calls of transformers.
+`_ring.py` and `_ulysses.py` are the ways to do a call. `_models.py` puts them into models: `_decoders.py` into those of
+transformers, `_modules.py` into Saccade's; `_running.py` is common to both, `_batches.py` cuts inputs. Imports the
+operator with positions and variants, and what reads the calls of transformers.
 """
 
 from __future__ import annotations
