@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 
 import torch
@@ -14,7 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from saccade import Causal, Documents, Window, distributed, models, nn, positions
+import saccade
+from saccade import Causal, Documents, Window, attention, distributed, models, nn, positions, variants
 from saccade.models import LanguageModel
 
 LENGTH, VOCABULARY = 61, 29
@@ -53,7 +56,7 @@ def own(folder, more):
     if folder is not None:
         return models.load(folder)
     torch.manual_seed(3)
-    config = models.ModelConfig(VOCABULARY, width=24, layers=2, heads=6, kv_heads=3, context=64)
+    config = models.ModelConfig(VOCABULARY, width=24, layers=2, heads=6, kv_heads=3, context=64, **more)
     return LanguageModel(models.DecoderLM(config), None).eval()
 
 
@@ -285,10 +288,55 @@ def refused(rank, fault):
         return str(error)
 
 
-def untouched(rank):
+class Layer(torch.nn.Module):
+    """Attention of a user."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.inner, self.attend = torch.nn.Linear(24, 24), attend
+
+    def forward(self, x):
+        heads = self.inner(x)[:, None]
+        return self.attend(heads, heads, heads)[:, 0]
+
+
+def own_refused(rank, fault):
+    """As `refused`, for models that call `saccade.attention`."""
+    plan, more = distributed.plan(Causal(), 65 if fault == "context" else LENGTH), {}
+    config = nn.BlockConfig(nn.AttentionConfig(24, heads=3))
+    x = torch.zeros(1, plan.held(rank), 24)
+    ids = torch.zeros(1, plan.held(rank), dtype=torch.long)
+    model, given = {
+        "sdpa": lambda: (Layer(lambda *inputs: F.scaled_dot_product_attention(*inputs)), x),
+        "nothing": lambda: (torch.nn.Sequential(torch.nn.Linear(24, 24)), x),
+        "convolution": lambda: (torch.nn.Sequential(torch.nn.Conv1d(24, 24, 3), Layer(attention)), x),
+        "backend": lambda: (Layer(functools.partial(attention, backend="chunked")), x),
+        "mechanism": lambda: (own(None, {"mechanism": variants.LinearConfig()}), ids),
+        "layer drop": lambda: (nn.Encoder(config, 2, layer_drop=0.5), x),
+        "weights": lambda: (nn.Encoder(config, 2), x),
+    }.get(fault, lambda: (own(None, {}), ids))()
+    if fault == "weights":
+        more = {"return_weights": True}
+    elif fault == "cache":
+        more = {"cache": model.cache()}
+    elif fault == "shift":
+        more = {"labels": ids}
+    elif fault == "hidden keys":
+        more = {"attention_mask": torch.zeros_like(ids)}
+    elif fault == "rows":
+        given = ids[:, 1:]
+    edits = saccade.intervene(model, {0: saccade.intervention.Ablate([1])}) if fault == "edit" else None
+    try:
+        with edits or contextlib.nullcontext(), distributed.context_parallel(model, plan):
+            model(given, **more)
+    except (TypeError, ValueError) as error:
+        return str(error)
+
+
+def untouched(rank, make, kind):
     """Whether the model, and another one in the block, do afterwards what they did before."""
-    model, other, ids = decoder("llama", {}), decoder("gpt2", {}), batch(False)["input_ids"]
-    plan, before = distributed.plan(Causal(), LENGTH), [one(ids).logits for one in (model, other)]
+    model, other, ids = make(kind, {}), (decoder("gpt2", {}), own(None, {})), batch(False)["input_ids"]
+    plan, before = distributed.plan(Causal(), LENGTH), [one(ids).logits for one in (model, *other)]
     with distributed.context_parallel(model, plan):
-        beside = other(ids).logits
-    return before[1].equal(beside) and before[0].equal(model(ids).logits)
+        beside = [one(ids).logits for one in other]
+    return all(x.equal(y) for x, y in zip(before, [model(ids).logits, *beside], strict=True))

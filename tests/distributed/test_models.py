@@ -10,6 +10,7 @@ from shared_models import (
     decoder,
     on_shards,
     own,
+    own_refused,
     own_whole,
     refused,
     rows_apart,
@@ -142,5 +143,29 @@ def test_what_cannot_be_right_on_shards_is_an_error(ranks, fault, message):
         assert isinstance(answer, str) and message in answer, answer
 
 
-def test_other_models_and_later_calls_are_left_alone(ranks):
-    assert ranks(2).run(untouched) == [True, True]
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("sdpa", "calls F.scaled_dot_product_attention itself"),
+        ("nothing", "Sequential made no call of saccade.attention"),
+        ("convolution", "0 is a Conv1d, which mixes rows"),
+        ("mechanism", "is a LinearAttention, which mixes rows"),
+        ("backend", "backend 'chunked'"),
+        ("layer drop", "layer_drop leaves out other layers"),
+        ("weights", "Encoder: return_weights"),
+        ("cache", "LanguageModel: cache: KV caches are not kept on shards"),
+        ("shift", "LanguageModel: labels without shift_labels"),
+        ("hidden keys", "hides keys: padding belongs into the plan's mask"),
+        ("rows", "LanguageModel: input_ids is (1, "),
+        ("context", "65 tokens are more than the model's 64 positions"),
+        ("edit", "a call on shards cannot be edited"),
+    ],
+)
+def test_what_cannot_be_right_in_modules_of_saccade_is_an_error(ranks, fault, message):
+    for answer in ranks(2).run(own_refused, fault):
+        assert isinstance(answer, str) and message in answer, answer
+
+
+@pytest.mark.parametrize(("make", "kind"), [(decoder, "llama"), (own, None)])
+def test_other_models_and_later_calls_are_left_alone(ranks, make, kind):
+    assert ranks(2).run(untouched, make, kind) == [True, True]

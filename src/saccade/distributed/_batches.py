@@ -30,7 +30,8 @@ def shard(batch: Mapping[str, Tensor], plan: SequencePlan) -> dict[str, Any]:
     Returns:
         The inputs and `position_ids` with this rank's rows. With labels also `shift_labels`, the next tokens, (B, n);
         `num_items_in_batch`, the number of tokens with a label on all ranks, by which the loss divides, so that the
-        ranks' losses add up to the mean; and `labels`, all -100: a loss must read `shift_labels`.
+        ranks' losses add up to the mean; and `labels`, all -100: a loss must read `shift_labels`. Those of transformers
+        and Saccade do; a loss of your own is the sum over `shift_labels` by `num_items_in_batch`.
 
     Raises:
         ValueError: another key; a tensor that has not the plan's length; padding in `attention_mask`; `position_ids`

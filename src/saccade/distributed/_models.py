@@ -17,26 +17,30 @@ from ._plan import SequencePlan
 
 @contextmanager
 def context_parallel(model: nn.Module, plan: SequencePlan) -> Iterator[None]:
-    """A block in which a decoder of transformers computes this rank's rows of a sequence that all ranks share.
+    """A block in which a model computes this rank's rows of a sequence that all ranks share.
 
     Self-attention of this thread's calls goes over all ranks by `saccade.distributed.attention`; everything else sees
-    this rank's rows only. Each layer uses the plan's mask and its own (causal, sliding window) together. The plan's
-    mask stands where `attention_mask` does otherwise: padding and documents belong into it. Give the model what
-    `saccade.distributed.shard` returns. Every rank calls the model, and runs the backward pass if one does; it may be
-    outside of the block. The gradients of the weights are this rank's share: add them over ranks.
+    this rank's rows only. Each layer uses the plan's mask and its own (causal, sliding window, or given to it, of the
+    whole sequence) together. The plan's mask stands where `attention_mask` does otherwise: padding and documents belong
+    into it. Give the model what `saccade.distributed.shard` returns. Every rank calls the model, and runs the backward
+    pass if one does; it may be outside of the block. Layers that torch.utils.checkpoint computes again there are on
+    shards, too. The gradients of the weights are this rank's share: add them over ranks, or multiply the loss by
+    `plan.ranks` where they are averaged over these.
 
     Args:
-        model: a decoder of transformers, or a module that has one inside; with any `attn_implementation`. It makes no
-            KV cache.
+        model: a decoder of transformers, or a module that has one inside; with any `attn_implementation`. Or a language
+            model of `saccade.models`, or any module that attends by `saccade.nn` or `saccade.attention`. There,
+            positions that count from the first token count from this rank's rows. It makes no KV cache.
         plan: of `saccade.distributed.plan`; each rank must have rows.
 
     Raises:
-        TypeError: `model` has no decoder of transformers, or one of a type that is not known to be right on shards;
-            the message names those that are.
-        ValueError: the plan leaves ranks without rows. At the model's call: `position_ids` are missing, inputs are not
-            this rank's rows, or what cannot be done on shards: KV caches, cross-attention, padding in `attention_mask`,
-            labels that are not shifted, gradient checkpointing, attention weights, losses of routers, rotary positions
-            scaled by the sequence's length. A layer whose mask is not known is named.
+        TypeError: a model of transformers or Saccade that is not known to be right on shards (the message names those
+            that are), or a module with a layer that mixes rows otherwise: a convolution, say.
+        ValueError: the plan leaves ranks without rows. At the model's call: inputs are not this rank's rows,
+            `position_ids` are missing (transformers), or what cannot be done on shards: KV caches, cross-attention,
+            padding outside of the plan, labels that are not shifted, attention weights, layers that are left out at
+            random, rotary positions scaled by the sequence's length, edits of calls. A layer whose mask is not known is
+            named. The model calls F.scaled_dot_product_attention itself, or makes no call of attention.
 
     Example:
         >>> import torch, torch.distributed as dist, transformers, saccade

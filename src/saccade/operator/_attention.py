@@ -155,7 +155,7 @@ def attention_with_lse(*args: Any, backend: str = "auto", **options: Any) -> tup
 
 
 def _elsewhere(*args: Any, **options: Any) -> tuple[Tensor, Tensor] | None:
-    """What `distributed` makes of the call; None: it is computed here. So are calls inside of another one."""
+    """The result from `distributed`; None: the call is computed here, as those inside of another one are."""
     compute = _observers.THREAD.elsewhere if _observers.THREAD.observers else None
     return None if compute is None else compute(*args, **options)
 
