@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -29,7 +30,7 @@ def causes(answers, victim):
     """The reason that each rank but the victim gives, without the operation in which the rank was."""
     others = [answer for rank, answer in enumerate(answers) if rank != victim]
     assert all(isinstance(answer, str) and "RankFailed: " in answer for answer in others), answers
-    return {answer.partition("RankFailed: ")[2].partition(": ")[2] for answer in others}
+    return {re.search(r": (ranks? (\d|wait).*)", answer)[1] for answer in others}
 
 
 def drill(folder, size, victim, number, delay, seconds, store=None):
