@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from .._probe import Probe
+from .._probe import StackProbe
 from . import _agreement, _batch, _cache, _causality, _determinism, _packing, _positions, _reach, _source, _training
 
-PROBES: tuple[Probe, ...] = (
+PROBES: tuple[StackProbe, ...] = (
     _determinism.PROBE,
     _causality.PROBE,
     _batch.PROBE,
@@ -18,7 +18,7 @@ PROBES: tuple[Probe, ...] = (
     _agreement.PROBE,
     _training.PROBE,
 )
-OF_MODELS: tuple[Probe, ...] = (
+OF_MODELS: tuple[StackProbe, ...] = (
     _determinism.PROBE,
     _causality.PROBE,
     _reach.PROBE,
