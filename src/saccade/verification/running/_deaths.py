@@ -11,7 +11,7 @@ from typing import Literal
 from ..findings._finding import Finding, Location
 from ..findings._locate import is_own, line_of
 from ..findings._results import done
-from ..stacks._probe import StackProbe
+from ..stacks._probe import Probe
 from ..subject._check import Check
 from ._job import CheckDone, TargetUnusable
 from ._run import NOT_SMALL
@@ -48,7 +48,7 @@ class ChildDeath:
         return _SIGNALS.get(name, f"was ended by {name}")
 
 
-def as_message(death: ChildDeath, parts: Sequence[Check | StackProbe], size: int = 0) -> CheckDone | TargetUnusable:
+def as_message(death: ChildDeath, parts: Sequence[Check | Probe], size: int = 0) -> CheckDone | TargetUnusable:
     """The message for a child that died at one of these parts, or before. `size`: bytes of the model; a large model
     that ends by a limit of ours is not to blame."""
     location = where(death.traceback)
@@ -71,7 +71,7 @@ def as_message(death: ChildDeath, parts: Sequence[Check | StackProbe], size: int
     return done(check, [finding], f"it {death.words}", death.seconds)
 
 
-def left_out(check: Check | StackProbe, reason: str) -> CheckDone:
+def left_out(check: Check | Probe, reason: str) -> CheckDone:
     return done(check, (), reason, measured=False)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..findings._finding import CheckDone, Inapplicable, Outcome, StageBegun, TargetError, UnreadableResult
 from ..stacks._opened import Given, opened
-from ..stacks._probe import StackProbe
+from ..stacks._probe import Probe
 from ..stacks._runner import probed, raised
 from ..stacks.probes import PROBES
 from ..subject._kinds import name_of
@@ -40,7 +40,7 @@ class StackJob:
     names: tuple[str, ...] = tuple(probe.name for probe in PROBES)  # of the probes to run
 
     @property
-    def parts(self) -> list[StackProbe]:
+    def parts(self) -> list[Probe]:
         """The probes to run."""
         return [probe for probe in PROBES if probe.name in self.names]
 
@@ -81,7 +81,7 @@ def given_by(made: Any, named: str, **arguments: Any) -> Given:
     return Given(**{"model": None, **given})
 
 
-def messages(given: Given, probes: Sequence[StackProbe]) -> Iterator[Message]:
+def messages(given: Given, probes: Sequence[Probe]) -> Iterator[Message]:
     """Open the stack, and run the probes on it.
 
     Raises:
@@ -94,7 +94,7 @@ def messages(given: Given, probes: Sequence[StackProbe]) -> Iterator[Message]:
         yield Printed(printed.getvalue())
 
 
-def _tested(given: Given, probes: Sequence[StackProbe]) -> Iterator[Message]:
+def _tested(given: Given, probes: Sequence[Probe]) -> Iterator[Message]:
     yield StageBegun("calling")
     try:
         stack = opened(given)

@@ -14,7 +14,7 @@ from ._stack import Stack
 
 
 @dataclass(frozen=True)
-class StackProbe:
+class Probe:
     """A promise of a stack. `run` yields findings, none if it is kept, and raises `Inapplicable` if it cannot be
     tested. `rounds`: whether it compares outputs that differ by rounding."""
 

@@ -17,16 +17,16 @@ from ..findings._locate import error_in_words
 from ..findings._results import done
 from ..findings._words import MEMORY_WORDS
 from ._bounds import Measure, NoDropout, exact, measured
-from ._comparing import DocumentComparison
+from ._comparing import Comparison
 from ._documents import drawn, exchanged
 from ._opened import Given, opened
-from ._probe import StackProbe
+from ._probe import Probe
 from ._stack import Stack
 
 
-def probed(probes: Sequence[StackProbe], stack: Stack) -> Iterator[StageBegun | CheckDone]:
+def probed(probes: Sequence[Probe], stack: Stack) -> Iterator[StageBegun | CheckDone]:
     """Run the probes in float64 where that changes no path. What float64 alone may have caused is run again without."""
-    again: list[StackProbe] = []
+    again: list[Probe] = []
     for message in _run(probes, stack, cast=True):
         if isinstance(message, CheckDone) and any(map(_depends_on_dtype, message.findings)):
             again += [probe for probe in probes if probe.name == message.outcome.name]
@@ -35,7 +35,7 @@ def probed(probes: Sequence[StackProbe], stack: Stack) -> Iterator[StageBegun | 
     yield from _run(again, stack, cast=False)
 
 
-def _run(probes: Sequence[StackProbe], stack: Stack, *, cast: bool) -> Iterator[StageBegun | CheckDone]:
+def _run(probes: Sequence[Probe], stack: Stack, *, cast: bool) -> Iterator[StageBegun | CheckDone]:
     """Run the probes one by one. Random numbers of a model in eval mode must not move the other probes."""
     if not probes:
         return
@@ -57,7 +57,7 @@ def _depends_on_dtype(finding: Finding) -> bool:
     return "raised" in finding.evidence or finding.evidence.get("largest_difference") in ("inf", float("inf"))
 
 
-def _findings(probe: StackProbe, stack: Stack, measure: Measure) -> tuple[list[Finding], str, bool]:
+def _findings(probe: Probe, stack: Stack, measure: Measure) -> tuple[list[Finding], str, bool]:
     """(findings, why the probe ended early or "", whether it measured its promise)."""
     findings: list[Finding] = []
     try:
@@ -127,4 +127,4 @@ def _differences(stack: Stack, kept: Collection[str]) -> Iterator[bool]:
         yield measure.compare(changed[0, :last], first[0, :last]) is not None
     for name, make in (("packing", stack.pack), ("batch", stack.batch)):
         if name in kept and make is not None:
-            yield DocumentComparison(stack, measure, make).worst(documents) is not None
+            yield Comparison(stack, measure, make).worst(documents) is not None

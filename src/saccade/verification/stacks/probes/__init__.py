@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from .._probe import StackProbe
+from .._probe import Probe
 from . import _agreement, _batch, _cache, _causality, _determinism, _packing, _positions, _reach, _source, _training
 
-PROBES: tuple[StackProbe, ...] = (
+PROBES: tuple[Probe, ...] = (
     _determinism.PROBE,
     _causality.PROBE,
     _batch.PROBE,
@@ -18,7 +18,7 @@ PROBES: tuple[StackProbe, ...] = (
     _agreement.PROBE,
     _training.PROBE,
 )
-OF_MODELS: tuple[StackProbe, ...] = (
+OF_MODELS: tuple[Probe, ...] = (
     _determinism.PROBE,
     _causality.PROBE,
     _reach.PROBE,

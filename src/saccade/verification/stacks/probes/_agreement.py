@@ -16,7 +16,7 @@ from ....support._registered import registered
 from ...findings._finding import Finding, TargetError
 from .._bounds import Difference, Measure, in_dtype, largest_gap, measured, nudged
 from .._documents import Documents, drawn
-from .._probe import StackProbe
+from .._probe import Probe
 from .._served import scores_of
 from .._shrink import smallest
 from .._stack import Stack
@@ -196,6 +196,6 @@ def _in_float32(stack: Stack, measure: Measure, documents: Documents) -> Iterato
     )
 
 
-PROBE = StackProbe(
+PROBE = Probe(
     "agreement", "A second implementation, another dtype and another number of threads agree within rounding.", _run
 )

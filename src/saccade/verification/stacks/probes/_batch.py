@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ...findings._finding import Finding, Inapplicable, TargetError
 from .._bounds import Measure
-from .._comparing import Compared, DocumentComparison, refilled
+from .._comparing import Compared, Comparison, refilled
 from .._documents import Documents, drawn, exchanged, ids_of, located, positions_in
 from .._lines import mixing_line, padding_line
-from .._probe import StackProbe
+from .._probe import Probe
 from .._stack import Stack, padding_of
 
 _LENGTHS = (5, 11, 2, 7)
@@ -28,7 +28,7 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     documents = drawn(stack.vocabulary, lengths)
     # Kernels choose paths by width: one beyond a power of two, where tiles of a mask end.
     wide = drawn(stack.vocabulary, [stack.length(65), lengths[0]])
-    comparison = DocumentComparison(stack, measure, stack.batch)
+    comparison = Comparison(stack, measure, stack.batch)
     many = documents * 5
     for rows in (documents, documents[::-1], many, *([wide] if stack.takes_padding else [])):
         worst = None
@@ -42,7 +42,7 @@ def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
         yield from _run(replace(left, left=None), measure)
 
 
-def _finding(comparison: DocumentComparison, documents: Documents) -> Finding:
+def _finding(comparison: Comparison, documents: Documents) -> Finding:
     stack = comparison.stack
     documents, worst, effect = comparison.smallest(documents)
     words, fix, where = _cause(comparison, documents, worst)
@@ -60,7 +60,7 @@ def _finding(comparison: DocumentComparison, documents: Documents) -> Finding:
     )
 
 
-def _cause(comparison: DocumentComparison, documents: Documents, worst: Compared) -> tuple[str, str, str]:
+def _cause(comparison: Comparison, documents: Documents, worst: Compared) -> tuple[str, str, str]:
     """(what causes it, the fix, the argument), by what makes the difference go away."""
     stack, measure = comparison.stack, comparison.measure
     if not bool(worst.out.isfinite().all()):
@@ -139,7 +139,7 @@ def _with_positions(inputs: Any) -> Any:
     return {**inputs, "position_ids": positions_in(real)}
 
 
-PROBE = StackProbe(
+PROBE = Probe(
     "batch",
     "A row is the same alone, padded, beside other rows, in another order and in a batch of another size.",
     _run,

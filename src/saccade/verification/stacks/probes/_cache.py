@@ -18,7 +18,7 @@ from ...subject._calling import guarded
 from .._bounds import Difference, Measure
 from .._documents import Documents, drawn
 from .._lines import counting_line
-from .._probe import StackProbe
+from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Decoder, Generate, Stack
 
@@ -214,6 +214,6 @@ def _wrong_in_batch(
     return None
 
 
-PROBE = StackProbe(
+PROBE = Probe(
     "cache", "Step by step with the cache is the same as at once, past the window and when it is used again.", _run
 )

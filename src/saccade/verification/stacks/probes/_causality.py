@@ -18,7 +18,7 @@ from ...findings._finding import Finding, Inapplicable, TargetError, Unmeasured
 from .._bounds import Measure, mixed_by, training
 from .._documents import Documents, drawn, exchanged
 from .._lines import pattern_line
-from .._probe import StackProbe
+from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack, padding_of
 
@@ -198,4 +198,4 @@ def _finding(
     )
 
 
-PROBE = StackProbe("causality", "A later token changes no earlier output, on every path and at every length.", _run)
+PROBE = Probe("causality", "A later token changes no earlier output, on every path and at every length.", _run)

@@ -14,7 +14,7 @@ from ....support._seeding import seeded
 from ...findings._finding import Finding
 from .._bounds import Measure, served_alike
 from .._documents import drawn
-from .._probe import StackProbe
+from .._probe import Probe
 from .._stack import Stack
 
 
@@ -82,4 +82,4 @@ def _first_moved(first: list[ModuleCall], again: list[ModuleCall]) -> str:
     return ""
 
 
-PROBE = StackProbe("determinism", "The same inputs give the same outputs in eval mode.", _run, rounds=False)
+PROBE = Probe("determinism", "The same inputs give the same outputs in eval mode.", _run, rounds=False)

@@ -14,9 +14,9 @@ from ....support._seeding import seeded
 from ...findings._finding import Finding, Inapplicable, TargetError
 from ...subject._shortened import size_of
 from .._bounds import Measure, mixed_by, training, without_dropout
-from .._comparing import Compared, DocumentComparison, Make
-from .._documents import DocumentPlace, Documents, drawn, exchanged, ids_of, located
-from .._probe import StackProbe
+from .._comparing import Compared, Comparison, Make
+from .._documents import Documents, Place, drawn, exchanged, ids_of, located
+from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack, needs
 
@@ -29,13 +29,13 @@ _TIMES = 8  # sums over positions round more than one output does
 def _run(stack: Stack, measure: Measure) -> Iterator[Finding]:
     pack: Make = needs(stack.pack, "packing function (pack=)")
     documents = drawn(stack.vocabulary, [stack.length(length) for length in _LENGTHS])
-    outputs = list(_outputs(DocumentComparison(stack, measure, pack), documents))
+    outputs = list(_outputs(Comparison(stack, measure, pack), documents))
     if not outputs and not mixed_by(stack):
         with training(stack):
             if _draws(stack, measure, pack(documents)):
                 yield from _labels(pack, documents)
                 return
-            found = _outputs(DocumentComparison(stack, measure, pack), documents)
+            found = _outputs(Comparison(stack, measure, pack), documents)
             outputs = [replace(finding, message=f"In train mode: {finding.message}") for finding in found]
             if not outputs:
                 with without_dropout(stack):
@@ -56,7 +56,7 @@ def _draws(stack: Stack, measure: Measure, inputs: Any) -> bool:
 # Outputs
 
 
-def _outputs(comparison: DocumentComparison, documents: Documents) -> Iterator[Finding]:
+def _outputs(comparison: Comparison, documents: Documents) -> Iterator[Finding]:
     stack = comparison.stack
     turns = [documents[first:] + documents[:first] for first in range(len(documents))]  # each document at each place
     # A document of one token can be located where no other one has this token.
@@ -74,7 +74,7 @@ def _outputs(comparison: DocumentComparison, documents: Documents) -> Iterator[F
             return
 
 
-def _finding(comparison: DocumentComparison, documents: Documents) -> Finding:
+def _finding(comparison: Comparison, documents: Documents) -> Finding:
     documents, worst, effect = comparison.smallest(documents)
     sources = _sources(comparison, documents, worst)
     words, fix, where = _cause(comparison, documents, worst, sources)
@@ -91,7 +91,7 @@ def _finding(comparison: DocumentComparison, documents: Documents) -> Finding:
     )
 
 
-def _sources(comparison: DocumentComparison, documents: Documents, worst: Compared) -> list[int]:
+def _sources(comparison: Comparison, documents: Documents, worst: Compared) -> list[int]:
     """The other documents whose content reaches the worst one."""
     stack, measure, pack = comparison.stack, comparison.measure, comparison.make
     before = stack.run(pack(documents))
@@ -109,9 +109,7 @@ def _sources(comparison: DocumentComparison, documents: Documents, worst: Compar
     return sources
 
 
-def _cause(
-    comparison: DocumentComparison, documents: Documents, worst: Compared, sources: list[int]
-) -> tuple[str, str, str]:
+def _cause(comparison: Comparison, documents: Documents, worst: Compared, sources: list[int]) -> tuple[str, str, str]:
     """(what is wrong, the fix, the argument), by which change of the inputs makes the difference go away."""
     inputs = comparison.make(documents)
     places = located(inputs, documents)
@@ -135,14 +133,14 @@ def _cause(
     return words, "position_ids = torch.cat([torch.arange(len(document)) for document in documents])", "position_ids"
 
 
-def _unrestarted(inputs: Any, places: list[DocumentPlace]) -> int | None:
+def _unrestarted(inputs: Any, places: list[Place]) -> int | None:
     """The first document whose position_ids do not begin where the first one's do."""
     starts = [_begins(inputs, place) for place in places]
     first = min(range(len(places)), key=lambda at: places[at])
     return next((at for at, start in enumerate(starts) if start is not None and start != starts[first]), None)
 
 
-def _begins(inputs: Any, place: DocumentPlace) -> int | None:
+def _begins(inputs: Any, place: Place) -> int | None:
     positions = inputs.get("position_ids") if isinstance(inputs, Mapping) else None
     if not isinstance(positions, Tensor) or positions.shape[-1] != ids_of(inputs).shape[-1] or positions.dim() > 2:
         return None
@@ -150,7 +148,7 @@ def _begins(inputs: Any, place: DocumentPlace) -> int | None:
     return int(rows[min(place.row, len(rows) - 1), place.start])
 
 
-def _edits(places: list[DocumentPlace]) -> list[tuple[str, Make]]:
+def _edits(places: list[Place]) -> list[tuple[str, Make]]:
     """Changes of the inputs that may fix a pack, the smallest first, each with its words."""
 
     def restarted(inputs: Any) -> Any:
@@ -245,7 +243,7 @@ def _labels(pack: Make, documents: Documents) -> Iterator[Finding]:
     )
 
 
-def _crossing(pack: Make, documents: Documents) -> list[DocumentPlace]:
+def _crossing(pack: Make, documents: Documents) -> list[Place]:
     """The documents whose first token is a label of the document before."""
     inputs = pack(documents)
     labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
@@ -269,7 +267,7 @@ def _shift(ids: Tensor, labels: Tensor) -> int:
     return int(ahead > same)
 
 
-PROBE = StackProbe(
+PROBE = Probe(
     "packing",
     "A document is the same alone and packed, at every place of the pack; labels do not cross the seam.",
     _run,

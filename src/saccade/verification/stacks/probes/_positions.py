@@ -18,7 +18,7 @@ from ...findings._finding import Finding, Inapplicable, TargetError
 from .._bounds import Difference, Measure
 from .._documents import Documents, drawn, ids_of, located
 from .._layer_rules import configuration, rope_settings, rows_share_frequencies_until
-from .._probe import StackProbe
+from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack
 
@@ -217,6 +217,4 @@ def _llama3(plain: Tensor, rope: Mapping[str, Any]) -> Tensor:
     return (1 - smooth) * plain / factor + smooth * plain
 
 
-PROBE = StackProbe(
-    "positions", "Only differences of rotary positions count, and the configured scaling is in force.", _run
-)
+PROBE = Probe("positions", "Only differences of rotary positions count, and the configured scaling is in force.", _run)

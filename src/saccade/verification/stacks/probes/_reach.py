@@ -19,7 +19,7 @@ from .._bounds import Measure
 from .._documents import Documents, drawn, exchanged, ids_of, located
 from .._layer_rules import LayerRules, Pattern, narrowed, rules_of
 from .._lines import pattern_line
-from .._probe import StackProbe
+from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack, padding_of
 
@@ -420,6 +420,6 @@ def _without_sinks(stack: Stack, path: str, layer: LayerPairs, document: list[in
     )
 
 
-PROBE = StackProbe(
+PROBE = Probe(
     "reach", "Each layer and head sees the pairs that the configuration says, on every path.", _run, rounds=False
 )

@@ -18,7 +18,7 @@ from .._bounds import Measure
 from .._documents import Documents, drawn, exchanged, ids_of
 from .._lines import lost_line
 from .._pad_ids import PadId, pad_id
-from .._probe import StackProbe
+from .._probe import Probe
 from .._stack import Stack
 
 _SOURCE, _REAL = 6, 2  # tokens of a source, and of one that is padded
@@ -149,6 +149,6 @@ def _padding(
             return
 
 
-PROBE = StackProbe(
+PROBE = Probe(
     "source", "The decoder reads its own row's source and none of its padding; the encoder reads both ways.", _run
 )

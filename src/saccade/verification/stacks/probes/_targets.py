@@ -18,7 +18,7 @@ from ....support._numbers import counted
 from ...findings._finding import Finding, Inapplicable, TargetError
 from ...subject._calling import guarded
 from .._documents import IDS, Documents, drawn, exchanged, ids_of
-from .._probe import StackProbe
+from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack, per_token
 from .._state import gradients_of
@@ -55,7 +55,7 @@ class Trained(NamedTuple):
         return next((distance for distance, count in self.at.items() if count > _MOST * self.outputs), None)
 
 
-def misplaced(stack: Stack, probe: StackProbe) -> Iterator[Finding]:
+def misplaced(stack: Stack, probe: Probe) -> Iterator[Finding]:
     """The finding about a causal model that is trained on other tokens than the next ones."""
     documents = drawn(stack.vocabulary, [stack.length(_LENGTH)])
     if stack.module is None or stack.promises.causal is False:

@@ -20,7 +20,7 @@ from ...findings._finding import Finding, Inapplicable
 from ...subject._calling import guarded
 from .._bounds import Difference, Measure, evaluating, mixed_by, training, without_dropout
 from .._documents import Documents, drawn
-from .._probe import StackProbe
+from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack
 from .._state import Gradients, attributes, gradients_of
@@ -358,7 +358,7 @@ def _why(stack: Stack, of: Callable[..., Gradients], bound: float) -> tuple[str,
     )
 
 
-PROBE = StackProbe(
+PROBE = Probe(
     "training",
     "Train mode differs by dropout alone, gradients reach every head, accumulation and checkpointing change nothing.",
     _run,
