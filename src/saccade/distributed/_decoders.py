@@ -26,9 +26,9 @@ from ._running import RunningModel
 # Types whose logits, loss and gradients were compared with one process, each in a small model. Others may mix tokens
 # elsewhere (convolutions, states), or count positions themselves, which nothing here would notice.
 TYPES = (
-    "arcee cohere cohere2 exaone4 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neox gpt_oss granite helium "
-    "hunyuan_v1_dense llama ministral mistral mixtral nemotron olmo olmo2 olmo3 opt phi phi3 qwen2 qwen2_moe qwen3 "
-    "qwen3_moe seed_oss smollm3 stablelm starcoder2"
+    "apertus arcee aria_text bitnet cohere cohere2 exaone4 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neox "
+    "gpt_oss granite helium hunyuan_v1_dense llama ministral mistral mixtral nemotron olmo olmo2 olmo3 opt phi "
+    "phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2"
 ).split()
 _EVERYTHING = Window(None, None)
 
