@@ -78,9 +78,7 @@ def _serve(end: Connection, rank: int, size: int, store: str, seconds: float, mo
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)  # fills memory that nobody writes with NaN
-    dist.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
-    )
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
     while True:
         try:
             function, args = pickle.loads(end.recv_bytes())

@@ -25,10 +25,10 @@ from ..rising_rates import RangeTest, objective_range_test
 from ..run import run_training
 from ..run_folder.layout import TASK
 from ..run_folder.resume import LatestCheckpoint, check_same, digest, settings_described, sha256
+from ..settings import LanguageSettings
 from .card import model_card
 from .corpus import TAIL, Corpus, read_texts, split_tail
 from .evaluation import bigram_loss, evaluate
-from ..settings import LanguageSettings
 from .objective import LanguageObjective
 from .request import LanguageRun
 from .windows import check_length, whole_windows
