@@ -156,7 +156,7 @@ def beside_torch(rank: int, ranks: int, length: int, rounds: int) -> Iterator[st
 
 def memory(rank: int, ranks: int, length: int) -> Iterator[str]:
     """Lines of a table: what one process, and each of the ranks, grows by; the attention alone, and a model."""
-    config = saccade.models.ModelConfig(512, width=256, layers=8, heads=4, context=length)
+    config = saccade.models.ModelConfig(512, width=256, layers=4, heads=4, context=length)
     torch.manual_seed(0)
     model, plan = saccade.models.DecoderLM(config), distributed.plan(Causal(), length, layout="ring")
     model.requires_grad_()
@@ -177,7 +177,7 @@ def memory(rank: int, ranks: int, length: int) -> Iterator[str]:
             lambda: attend(length, lambda *x: saccade.attention(*x, Causal())),
             lambda: attend(rows, lambda *x: distributed.attention(*x, plan=plan)),
         ),
-        "8 layers": (lambda: train(ids), lambda: train(own)),
+        "4 layers": (lambda: train(ids), lambda: train(own)),
     }
     for name, (alone, shared) in cases.items():
         dist.barrier()
@@ -270,7 +270,7 @@ def write(path: Path, options: Any, part: str, lines: list[str]) -> None:
             "# Memory of a rank",
             "",
             f"`--part memory`: {run}, causal, forward and backward; most resident memory above that before the call, "
-            f"in MiB. Attention (1, 4, L, {WIDTH}) with its inputs; a `DecoderLM` of 8 layers, 256 wide, with its "
+            f"in MiB. Attention (1, 4, L, {WIDTH}) with its inputs; a `DecoderLM` of 4 layers, 256 wide, with its "
             "weights and their gradients there before.",
             "",
             "| what | one process | each rank | above 1 / ranks |",
