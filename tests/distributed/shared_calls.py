@@ -342,3 +342,24 @@ def train(rank, told, fault=None, steps=10_000):
         if step == 2:
             (told / str(rank)).touch()
     return weight.detach()
+
+
+def pytorch_script(rank):
+    """PyTorch's script of context parallelism with a causal mask: its error, and the same call with a plan instead."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    draw = torch.Generator().manual_seed(7)
+    tensors = [torch.randn(1, 2, 128, 8, generator=draw, dtype=torch.float64) for _ in range(3)]
+    buffers, problem = [x.clone() for x in tensors], None
+    try:
+        with context_parallel(
+            init_device_mesh("cpu", (2,)), buffers=buffers, buffer_seq_dims=[2] * 3, no_restore_buffers=set(buffers)
+        ):
+            torch.nn.functional.scaled_dot_product_attention(*buffers, is_causal=True)
+    except NotImplementedError as error:
+        problem = str(error)
+    plan, leaves = distributed.plan(Causal(), 128), [x.requires_grad_() for x in tensors]
+    out = distributed.attention(*(plan.shard(x) for x in leaves), plan=plan)
+    out.square().sum().backward()
+    return problem, plan.unshard(out.detach()), [x.grad for x in leaves], [x.detach() for x in leaves]

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from shared_calls import Case, attend, attend_unseeded, counted_bytes, expected, faulty_call, silent, together
+from shared_calls import (
+    Case,
+    attend,
+    attend_unseeded,
+    counted_bytes,
+    expected,
+    faulty_call,
+    pytorch_script,
+    silent,
+    together,
+)
 
 from saccade import (
     Blocks,
@@ -221,6 +231,23 @@ def test_a_grid_whose_sides_differ(ranks, grid):
     assert_close(
         ranks(6), Case(263, Causal(), grid, heads=(5, 1), bias="tensor", options={"dropout": Dropout(0.3, seed=5)})
     )
+
+
+def test_pytorchs_script_passes_where_its_own_context_parallel_does_not(tmp_path):
+    """On CPUs PyTorch has none for causal masks; the same rows, and gradients of all inputs, are those of its SDPA."""
+    from ranks import Ranks
+
+    group = Ranks(2, tmp_path)  # of its own: PyTorch's leaves functions of a rank replaced
+    answers = group.run(pytorch_script)
+    group.close()
+    leaves = [x.requires_grad_() for x in answers[0][3]]
+    out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
+    out.square().sum().backward()
+    for problem, shared, _, _ in answers:
+        assert "sharding strategy" in problem
+        torch.testing.assert_close(shared, out, rtol=1e-12, atol=1e-12)
+    for leaf, *shares in zip(leaves, *(answer[2] for answer in answers), strict=True):
+        torch.testing.assert_close(sum(shares), leaf.grad, rtol=1e-12, atol=1e-12)
 
 
 def test_a_rank_that_never_calls_is_reported(tmp_path):

@@ -1,4 +1,4 @@
-"""Ranks that are killed, stopped, or raise: every other rank ends with the same message, which names rank and reason."""
+"""Ranks that are killed, are stopped, or raise: all others end with the same message, which names rank and reason."""
 
 from __future__ import annotations
 

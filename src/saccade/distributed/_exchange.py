@@ -106,8 +106,6 @@ def _headers(group: Any, operation: str, device: torch.device, number: int = 0, 
     rows = [header.tolist() for header in every]
     other = next((rank for rank, row in enumerate(rows) if row[2:] != rows[0][2:]), None)
     if other is not None:
-        first, second = (
-            every[rank][2:].cpu().numpy().tobytes().decode(errors="replace").strip() for rank in (0, other)
-        )
-        raise ValueError(f"ranks disagree: rank 0 is in {first} and rank {other} in {second}")
+        names = [row[2:].cpu().numpy().tobytes().decode(errors="replace").strip() for row in (every[0], every[other])]
+        raise ValueError(f"ranks disagree: rank 0 is in {names[0]} and rank {other} in {names[1]}")
     return rows

@@ -33,7 +33,7 @@ Record = dict[str, Any]  # a cause {rank, reason}, or a wait {operation, peers, 
 
 
 class RankFailed(RuntimeError):
-    """A rank has ended, hangs or raised an error of its own, so that others wait for it in vain.
+    """A rank has ended, hangs or raised an error of its own, and others wait for it.
 
     Every rank that waits, directly or for one that waits, raises this with the same cause. The process group cannot be
     used any more.
@@ -88,7 +88,7 @@ def report(error: BaseException) -> None:
 
 
 def report_uncaught() -> None:
-    """From now on an uncaught exception is told to the other ranks; if it comes from their silence, the cause is shown."""
+    """Report uncaught exceptions of this process to the other ranks, and explain those that a failed rank causes."""
     before = sys.excepthook
     if getattr(before, "reports", False):
         return
@@ -145,9 +145,8 @@ def _agreed_cause(board: _Board, wait: Record, rest: float, seconds: float) -> R
     board.set(str(dist.get_rank()), wait)
     while True:
         waits = board.waits()
-        cause = board.get("cause") or _judged(
-            wait["peers"], waits, board.ranks, time.monotonic() - began, rest, seconds
-        )
+        passed = time.monotonic() - began
+        cause = board.get("cause") or _judged(wait["peers"], waits, board.ranks, passed, rest, seconds)
         if cause is not None:
             return board.publish(cause)
         time.sleep(_POLL)
@@ -174,7 +173,7 @@ def _judged(
 
 
 class _Board:
-    """What ranks have written into the store: `cause`, what each rank waits for, and who has read the cause."""
+    """Notes of the ranks in the store: `cause`, what each rank waits for, and who has read the cause."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks, self._store = ranks, dist.distributed_c10d._get_default_store()
@@ -201,22 +200,21 @@ def _await_readers(ranks: Sequence[int], cause: Record, seconds: float = _FAREWE
     if not _held_by_a_rank() or dist.get_rank() != 0:
         return
     board, limit = _Board(ranks), time.monotonic() + min(seconds, _FAREWELL)
-    while time.monotonic() < limit and not all(
-        rank in (0, cause["rank"]) or board.get(f"read/{rank}") for rank in ranks
-    ):
+    others = [rank for rank in ranks if rank not in (0, cause["rank"])]
+    while time.monotonic() < limit and not all(board.get(f"read/{rank}") for rank in others):
         time.sleep(_POLL)
 
 
 def _held_by_a_rank() -> bool:
     """Whether the store is in a rank's process (rank 0's), not in its launcher's or in a file."""
     store = dist.distributed_c10d._get_default_store()
-    while isinstance(store, dist.PrefixStore):
+    while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    return isinstance(store, dist.TCPStore) and os.getenv("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return type(store).__name__ == "TCPStore" and os.getenv("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def _within(seconds: float, call: Callable[[], Any]) -> Any:
-    """What `call` returns, or None if it fails or takes longer: a store whose process is stopped blocks for ever."""
+    """Result of `call`, or None if it fails or takes longer: a store whose process is stopped blocks for ever."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def run() -> None:
