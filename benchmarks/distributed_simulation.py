@@ -1,8 +1,9 @@
 """Ranks that share a sequence, simulated event by event: an independent check of what `saccade.distributed` predicts.
 
-Pairs and keys are counted in the rows themselves, not in blocks. Each rank is a program that posts messages, computes
-and waits. A message goes over the link of its sender and that of its receiver, which carry one message at a time in
-each direction: the first of those that find both free. It occupies them for latency + bytes / bandwidth seconds.
+Keys are counted in the rows themselves, and pairs in tiles of 64 x 64, not in blocks. Each rank is a program that posts
+messages, computes and waits. A message goes over the link of its sender and that of its receiver, which carry one
+message at a time in each direction: the first of those that find both free. It occupies them for latency +
+bytes / bandwidth seconds.
 
 Every row i sees the keys first[i] to i: causal attention, windows and packed documents are of this kind.
 """
@@ -21,11 +22,13 @@ from saccade.distributed._costs import CallSizes, RankSpeed
 from saccade.distributed._dealing import dealt
 
 Key = tuple[Any, ...]
+TILE = 64
 
 
 @dataclass
 class Exact:
-    """Visible pairs, and the keys that rows see, of each rank (row) with each rank's keys (column), both (R, R)."""
+    """Pairs in tiles with visible ones, and the keys that rows see, of each rank (row) with each rank's keys (column),
+    both (R, R)."""
 
     pairs: np.ndarray
     needs: np.ndarray
@@ -39,14 +42,21 @@ class Exact:
         rows = np.bincount(owner, minlength=ranks)
         pairs, needs = np.zeros((ranks, ranks)), np.zeros((ranks, ranks))
         starts = np.arange(0, length, size)
+        tiles = np.arange(0, length, TILE)
+        left = np.repeat(np.minimum.reduceat(first, tiles) // TILE * TILE, TILE)[:length]
+        right = np.minimum((np.arange(length) // TILE + 1) * TILE, length)
         for rank in range(ranks):
             mine = np.flatnonzero(owner == rank)
-            edges = np.bincount(first[mine], minlength=length + 1) - np.bincount(mine + 1, minlength=length + 1)
-            seers = np.cumsum(edges)[:length]  # own rows that see a key
-            pairs[rank] = np.bincount(owner, seers, ranks)
-            seen = np.add.reduceat(seers, starts) > 0
+            pairs[rank] = np.bincount(owner, _rows_of_keys(left[mine], right[mine], length), ranks)
+            seen = np.add.reduceat(_rows_of_keys(first[mine], mine + 1, length), starts) > 0
             needs[rank] = np.bincount(owner[starts[seen]], table.rows[seen], ranks)
         return cls(pairs, np.tile(rows, (ranks, 1)) if everything else needs, rows)
+
+
+def _rows_of_keys(starts: np.ndarray, stops: np.ndarray, length: int) -> np.ndarray:
+    """How many of the intervals have each key, (L,)."""
+    edges = np.bincount(starts, minlength=length + 1) - np.bincount(stops, minlength=length + 1)
+    return np.cumsum(edges)[:length]
 
 
 def simulated(exact: Exact, layout: str, sizes: CallSizes, speed: RankSpeed) -> tuple[float, float]:

@@ -160,7 +160,7 @@ def counted_bytes(rank, case: Case):
     return {"rows": plan.rows, "block": plan.block, "said": plan.traffic(*shards[1:]), "received": sum(received)}
 
 
-def planned(rank, mask, length, layout="auto"):
+def planned(rank, mask, length, layout="ring"):
     plan = distributed.plan(mask, length, layout=layout)
     return plan.rows, plan.imbalance, plan.layout, plan.explain()
 

@@ -27,7 +27,7 @@ LENGTH = 211
 
 
 def packed(length):
-    sizes = torch.randint(7, 90, (length // 7,), generator=torch.Generator().manual_seed(3))
+    sizes = torch.randint(7, 500, (length // 7,), generator=torch.Generator().manual_seed(3))
     return Causal() & Documents(torch.repeat_interleave(torch.arange(len(sizes)), sizes)[:length])
 
 
@@ -80,11 +80,12 @@ def test_heads_that_do_not_divide_are_the_imbalance_of_ulysses():
 
 @pytest.mark.parametrize("layout", ["ring", "gathered"])
 @pytest.mark.parametrize("name", ["causal", "packed"])
-@pytest.mark.parametrize(("bandwidth", "apart"), [(1e7, 0.15), (1e9, 0.03)])
-def test_times_are_those_of_a_simulation_of_events(layout, name, bandwidth, apart):
-    """13 ranks, a sequence of 4,099 rows. The prediction does not know where in a block the visible pairs are, nor in
-    which order messages of several steps get a link, which tells where links are the limit."""
+@pytest.mark.parametrize("bandwidth", [1e7, 1e9])
+def test_times_are_those_of_a_simulation_of_events(layout, name, bandwidth):
+    """13 ranks, a sequence of 4,099 rows. The prediction does not know which tiles of 64 have visible pairs, which
+    tells for short documents, nor in which order messages of several steps get a link, where links are the limit."""
     length, ranks = 4099, 13
+    apart = 0.03 if name == "causal" and bandwidth == 1e9 else 0.15
     mask = Causal() if name == "causal" else packed(length)
     sizes, speed = CallSizes(heads=3, width=16), RankSpeed(2e9, 1e9, bandwidth, 1e-5)
     table = survey(mask, length)
@@ -108,11 +109,12 @@ def test_a_plan_takes_the_cheapest_layout_and_says_why(ranks):
     (ring, ring_text), (gathered, gathered_text), (grid, _) = (answer[0] for answer in answers)
     assert (ring, gathered) == ("ring", "gathered") and grid in ("ulysses", "grid", "gathered")
     assert ring_text.startswith("layout ring: predicted ") and "gathered" in ring_text
-    assert "(measured: 1.00 GFLOP/s, 1.00 GB/s, 1.00 us a message)" in ring_text
+    assert "(measured: 1.00 GFLOP/s, 1.00 GB/s, 1.00 us a message, " in ring_text
     assert gathered_text.startswith("layout gathered: predicted ")
 
 
 def test_the_speed_of_a_group_is_measured_once(ranks):
+    """It is the same on all ranks, and draws no random numbers."""
     first, again, draws = zip(*ranks(2).run(measured_twice), strict=True)
     assert len(set(first)) == 1 and first == again and all(draws)
 
@@ -155,7 +157,7 @@ def test_the_table_names_each_layout_and_the_reason(capsys):
 
 
 def test_documents_of_a_file_are_packed_until_the_sequence_is_full(capsys, tmp_path):
-    """70, 30, 70 and the first 30 of ... : a whole number of pairs, counted by hand."""
+    """70, 30, 70 and the first 20 of 30 tokens, in tiles of 64 or less: counted by hand."""
     (tmp_path / "lengths").write_text("70\n30\n")
     arguments = ("--length", "190", "--ranks", "1", "--heads", "1", "--width", "1", "--rate", "1FLOP/s")
     by_file = planned(capsys, *arguments, "--documents", str(tmp_path / "lengths"))

@@ -59,6 +59,7 @@ class MachineOptions:
     rate: str = option("400TFLOP/s", "Operations in a second that attention reaches.", metavar="FLOP/s")
     link: str = option("50GB/s", "Bytes in a second that a rank receives while it sends as many.", metavar="B/s")
     latency: str = option("10us", "Time of a message without bytes.", metavar="TIME")
+    memory: str = option("2TB/s", "Bytes in a second that sums in memory read and write.", metavar="B/s")
     as_json: bool = option(False, "Print the numbers as JSON.", "--json")
 
 
@@ -110,7 +111,8 @@ def _speed(machine: MachineOptions) -> RankSpeed:
 
     rate = quantity(machine.rate, "FLOP/s", "rate", "400TFLOP/s")
     link = quantity(machine.link, "B/s", "link", "50GB/s")
-    return RankSpeed(rate, rate, link, quantity(machine.latency, "s", "latency", "10us"))
+    memory = quantity(machine.memory, "B/s", "memory", "2TB/s")
+    return RankSpeed(rate, rate, link, quantity(machine.latency, "s", "latency", "10us"), memory)
 
 
 def _lines(costs: list[LayoutCost]) -> list[str]:

@@ -18,7 +18,7 @@ _LEAF = 256  # rows and keys of the squares whose pairs are looked at
 _LOOKED_AT = 2**31  # pairs; beyond them, what is not decided counts as seen
 _FEWEST, _MOST = 256, 2048  # blocks of a sequence, where it has as many rows
 _OF_A_RANK = 8  # blocks of a rank, however many ranks there are
-_LARGEST = 64  # rows of a block, unless that makes too many: the kernels' own grain
+TILE = 64  # rows of a block, unless that makes too many: the kernels' own grain
 
 Array = np.ndarray[Any, Any]
 
@@ -47,7 +47,7 @@ class BlockTable:
 def block_size(length: int, ranks: int = 1) -> int:
     """A power of two."""
     size, most = 1, max(_MOST, _OF_A_RANK * ranks)
-    while (size < _LARGEST and 2 * _FEWEST * size <= length) or size * most < length:
+    while (size < TILE and 2 * _FEWEST * size <= length) or size * most < length:
         size *= 2
     return size
 

@@ -7,6 +7,7 @@ Between them, each part of the sequence has U ranks, which share its heads, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -72,19 +73,22 @@ class RankSpeed:
 
     Attributes:
         rate, backward_rate: FLOP/s of a rank's forward and backward pass.
-        bandwidth: bytes/s that a rank receives while it sends as many.
+        bandwidth: bytes/s that a rank receives while it sends as many, with the copies before and after.
         latency: seconds of a message without bytes.
-        overlap: share of a message's time in which computing goes on undisturbed.
+        memory: bytes/s that sums in memory read and write.
+    overlap: share of a message's time in which computing goes on undisturbed; below 0 where it suffers for longer.
     """
 
     rate: float
     backward_rate: float
     bandwidth: float
     latency: float
+    memory: float = math.inf
     overlap: float = 1.0
 
     def __str__(self) -> str:
-        return f"{rate(self.rate, 'FLOP/s')}, {rate(self.bandwidth, 'B/s')}, {duration(self.latency)} a message"
+        speeds = f"{rate(self.rate, 'FLOP/s')}, {rate(self.bandwidth, 'B/s')}, {duration(self.latency)} a message"
+        return f"{speeds}, {rate(self.memory, 'B/s')} in memory"
 
 
 class Passes(NamedTuple):
@@ -104,7 +108,7 @@ class LayoutCost:
     shards, kept, in_flight: bytes for each rank: of query, key, value, out and lse; what the backward pass needs
         beside them; what is sent or received, at most at a time.
     received: bytes.
-    compute, links: seconds in which a rank computes, and in which its link is busy.
+    compute, links: seconds in which a rank computes and sums up, and in which its link is busy.
     ends: seconds from the beginning of a pass, the same on all ranks, to its end on this one.
     imbalance: of the seconds of computing, the rank with most above the mean.
     """

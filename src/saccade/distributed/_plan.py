@@ -25,7 +25,7 @@ from ._heads import Heads, of_heads
 from ._prediction import predicted
 from ._speed import speed_of
 
-LAYOUTS = ("auto", "ring", "gathered", "ulysses", "grid")
+LAYOUTS = ("auto", "ring", "gathered", "ulysses")
 
 Spans = tuple[Span, ...]
 
@@ -35,7 +35,6 @@ def plan(
     length: int,
     group: Any = None,
     layout: str | tuple[int, int] = "auto",
-    heads: int | None = None,
     *,
     sizes: CallSizes | None = None,
 ) -> SequencePlan:
@@ -51,11 +50,9 @@ def plan(
         layout: "ring": keys and values go from rank to rank while others are computed with; at most two parts are held.
             "gathered": all that a rank needs comes at once, and is held. "ulysses": each rank computes some heads of
             all rows. (h, s): both, in a grid of s rows of h ranks: the ranks 0 to h - 1 are its first row. Heads are
-            dealt within each row, and keys and values go round each column. "grid": the grid with the largest h that
-            divides the ranks and `heads`. "auto": the one that is predicted to be fastest, of ring and gathered, and
-            with `sizes` of all. The first such plan of a group measures how fast its ranks compute and exchange
-            messages, which takes about half a second.
-        heads: of the key, Hkv; only "grid" reads it.
+            dealt within each row, and keys and values go round each column. "auto": the one that is predicted to be
+            fastest, of ring and gathered, and with `sizes` of all. The first such plan of a group measures for 1 to 2
+            seconds how fast its ranks compute and exchange messages.
         sizes: of the calls, which "auto" reads.
 
     Raises:
@@ -82,7 +79,7 @@ def plan(
     report_uncaught()
     table, problem = None, None
     try:
-        layout = _checked_layout(layout, heads, dist.get_world_size(group))
+        layout = _checked_layout(layout, dist.get_world_size(group))
         length, mask = bounded(length, "plan: length", least=1), as_mask(mask)
         table = survey(mask, length, block_size(length, dist.get_world_size(group)))
     except (TypeError, ValueError) as error:
@@ -121,17 +118,9 @@ def _chosen(table: BlockTable, group: Any, sizes: CallSizes | None) -> tuple[str
     return layout, reason
 
 
-def _checked_layout(layout: Any, heads: int | None, ranks: int) -> str | tuple[int, int]:
+def _checked_layout(layout: Any, ranks: int) -> str | Grid:
     if isinstance(layout, str) and layout in LAYOUTS:
-        if layout != "grid":
-            return layout
-        if heads is None:
-            raise ValueError(
-                "plan: layout 'grid' needs heads, the number of the key's heads; or name the grid: layout=(h, s)"
-            )
-        heads = bounded(heads, "plan: heads", least=1)
-        width = max(h for h in range(1, ranks + 1) if ranks % h == 0 and heads % h == 0)
-        return width, ranks // width
+        return layout
     if not isinstance(layout, tuple) or len(layout) != 2:
         raise ValueError(f"plan: layout must be (h, s) or one of {', '.join(LAYOUTS)}; got {layout!r}")
     width, rows = (bounded(size, "plan: layout", least=1) for size in layout)

@@ -1,8 +1,9 @@
 """Predicts the cost of a call from the blocks of its mask. No process group is needed.
 
 A message of b bytes takes latency + b / bandwidth seconds; a rank sends and receives at the same time. A rectangle
-takes 2 (D + Dv) operations for each visible pair and head. Ranks wait for each other as in `_ring.py` and
-`_ulysses.py`: the ring is followed step by step, all ranks at once.
+takes 2 (D + Dv) operations for each pair and head in the tiles of 64 x 64 that have visible pairs; its sums are added
+to others' in memory. Ranks wait for each other as in `_ring.py` and `_ulysses.py`: the ring is followed step by step,
+all ranks at once.
 
 Shape legend: S parts of the sequence, with U ranks each; t step of the ring, in which part s has the keys of s - t.
 Arrays of ranks are (S, U), of steps (S, S, U).
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._blocks import Array, BlockTable
+from ._blocks import TILE, Array, BlockTable
 from ._costs import BACKWARD, CallSizes, Grid, LayoutCost, Passes, RankSpeed
 from ._dealing import in_grid, needed
 from ._heads import deal_heads
@@ -31,25 +32,33 @@ def predicted(
 
 
 class _Shares(NamedTuple):
-    """Of the parts of a sequence: rows of each rank (S, U); visible pairs, and the keys that travel in whole blocks,
-    both (S, S), rows by keys."""
+    """Of the parts of a sequence: rows of each rank (S, U); and (S, S), rows by keys: pairs that are computed, keys
+    that travel, in whole blocks, and rows that see some of them."""
 
     held: Array
     pairs: Array
     needs: Array
+    seeing: Array
 
 
 def _shares(table: BlockTable, grid: Grid) -> _Shares:
     across, parts = grid
     ranks = in_grid(table, grid)
     owner = ranks // across
-    pairs, needs = np.zeros((parts, parts)), np.zeros((parts, parts))
-    even = table.pairs / np.maximum(table.seen.sum(1), 1)  # as if a row saw as much of each block that it sees
+    pairs, needs, seeing = np.zeros((3, parts, parts))
+    area = table.rows * (table.seen @ table.rows)
+    # Kernels compute whole tiles, where the edges of what is seen leave pairs unused.
+    computed = np.minimum(table.pairs + (area - table.pairs) * (TILE / table.size), table.rows * float(table.length))
+    even = computed / np.maximum(table.seen.sum(1), 1)  # as if a row saw as much of each block that it sees
+    by_owner = np.argsort(owner, kind="stable")
+    present, starts = np.unique(owner[by_owner], return_index=True)
     for part in range(parts):
         mine, blocks = owner == part, needed(owner, table, part)
         pairs[part] = np.bincount(owner, even[mine] @ table.seen[mine], parts)
         needs[part] = np.bincount(owner[blocks], table.rows[blocks], parts)
-    return _Shares(np.bincount(ranks, table.rows, across * parts).reshape(parts, across), pairs, needs)
+        some = np.logical_or.reduceat(table.seen[mine][:, by_owner], starts, 1)
+        seeing[part, present] = table.rows[mine] @ some
+    return _Shares(np.bincount(ranks, table.rows, across * parts).reshape(parts, across), pairs, needs, seeing)
 
 
 class _Layout:
@@ -77,10 +86,18 @@ class _Layout:
         self.arriving = shares.needs[part, self.source][..., None] * key * repeated
         self.leaving = shares.needs[self.user, part][..., None] * key * repeated
         self.used = self.arriving.sum(0)  # with a rank's own keys, which do not travel
+        # Bytes read and written: out is scaled and added to, and so are gradients of query and of the keys of others.
+        seeing = shares.seeing[part, self.source][..., None] * sizes.batch * max(sizes.dtype.itemsize, 4) * self.queries
+        self.summed = [5 * seeing * value_width, 3 * (seeing * width + self.leaving)]
+        self.summed[0][0] = self.summed[1][0] = 0.0  # the first sums are of the own keys
+        if name == "gathered":
+            self.summed = [np.zeros_like(seeing), np.zeros_like(seeing)]
+            self.summed[0][0], self.summed[1][0] = 2 * self.used, 3 * self.leaving[1:].sum(0)
         self.arriving[0] = self.leaving[0] = 0.0
 
     def cost(self, speed: RankSpeed) -> LayoutCost:
-        compute = self.operations / speed.rate, self.operations * BACKWARD / speed.backward_rate
+        sums, back_sums = (x / speed.memory for x in self.summed)
+        compute = self.operations / speed.rate + sums, self.operations * BACKWARD / speed.backward_rate + back_sums
         turns = self._gathered if self.name == "gathered" else self._ring
         (forward, links), (backward, back_links) = (turns(x, speed, bool(back)) for back, x in enumerate(compute))
         in_time, out_time = self._swap_time(self.before, speed), self._swap_time(self.after, speed)

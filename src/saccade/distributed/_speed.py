@@ -60,7 +60,8 @@ def _measured(group: Any, sizes: CallSizes) -> RankSpeed:
         operations * BACKWARD / _seconds(group, device, compute[1]),
         _BYTES / max(message - latency, message / 2),
         latency,
-        max(1.0 - disturbed, 0.0),
+        _memory(group, device),
+        max(1.0 - disturbed, -1.0),
     )
 
 
@@ -85,19 +86,29 @@ def _passes(sizes: CallSizes, rows: int, device: torch.device) -> tuple[Callable
 
 
 def _exchanges(group: Any, device: torch.device) -> Callable[..., None]:
-    """Send to the next rank and receive from the one before: `exchange(bytes, meanwhile)`."""
+    """Send to the next rank and receive from the one before: `exchange(bytes, meanwhile)`. Messages are cut out of
+    tensors and put into others, as those of a call are."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     message = torch.zeros(_BYTES, dtype=torch.uint8, device=device)
-    into = torch.empty_like(message)
+    into = torch.zeros_like(message)
 
     def exchange(count: int, meanwhile: Callable[[], Any] = bool) -> None:
-        sends, receives = [((rank + 1) % ranks, message[:count])], [((rank - 1) % ranks, into[:count])]
+        received = torch.empty_like(message[:count])
+        sends, receives = [((rank + 1) % ranks, message[:count].clone())], [((rank - 1) % ranks, received)]
         pending = Pending(group, sends, receives, _OPERATION)
         meanwhile()
         pending.received()
+        into[:count] = received
         pending.finish()
 
     return exchange
+
+
+def _memory(group: Any, device: torch.device) -> float:
+    """Bytes/s of adding to a sum as the ring does, which reads three tensors and writes two."""
+    total, more = torch.ones(2, 2**16, 64, device=device)  # more than caches hold
+    weight = torch.ones(len(total), 1, device=device)
+    return 5 * total.nbytes / _seconds(group, device, lambda: total.mul_(weight).addcmul_(more, weight))
 
 
 def _seconds(group: Any, device: torch.device, call: Callable[[], Any]) -> float:
