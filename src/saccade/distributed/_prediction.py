@@ -32,8 +32,8 @@ def predicted(
 
 
 class _Shares(NamedTuple):
-    """Of the parts of a sequence: rows of each rank (S, U); and (S, S), rows by keys: pairs that are computed, keys
-    that travel, in whole blocks, and rows that see some of them."""
+    """Rows of each rank (S, U); and for each part's rows and keys, (S, S), pairs that are computed, keys that travel, in
+    whole blocks, and rows that see some of them."""
 
     held: Array
     pairs: Array
