@@ -146,7 +146,8 @@ def masks(length: int, texts: Path | None) -> Iterator[tuple[str, Mask, np.ndarr
 def compared(options: Any) -> list[str]:
     lines = []
     many = options.ranks or (64, 256, 1024)
-    for (name, mask, first), ranks in itertools.product(masks(options.length, options.texts), many):
+    chosen = [case for case in masks(options.length, options.texts) if case[0].split()[0] in options.only]
+    for (name, mask, first), ranks in itertools.product(chosen, many):
         table = survey(mask, options.length, block_size(options.length, ranks))
         begin = time.perf_counter()
         costs = {
@@ -190,6 +191,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--length", type=int)
     parser.add_argument("--case", nargs="*", choices=list(MASKS))
+    parser.add_argument("--only", nargs="*", default=["causal", "window", "chapters", "books"], help="masks")
     parser.add_argument("--texts", type=Path)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()

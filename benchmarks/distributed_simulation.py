@@ -158,10 +158,11 @@ def _run(program: Callable[[int], Iterator[Any]], ranks: int, speed: RankSpeed) 
         for action, *details in programs[rank]:
             if action == "post":
                 key, size = details
-                if key not in posted:  # by the first of its two ranks
-                    posted.add(key)
-                elif size:
+                if not size:
+                    continue
+                if key in posted:  # by the other one of its two ranks
                     begin(links.add(key, size))
+                posted.add(key)
             elif action == "compute":
                 count += 1
                 heapq.heappush(events, (now + details[0], count, rank, None))

@@ -32,7 +32,7 @@ def predicted(
 
 
 class _Shares(NamedTuple):
-    """Rows of each rank (S, U); and for each part's rows and keys, (S, S), pairs that are computed, keys that travel, in
+    """Rows of each rank (S, U); and for each part's rows and keys (S, S): pairs that are computed, keys that travel in
     whole blocks, and rows that see some of them."""
 
     held: Array
