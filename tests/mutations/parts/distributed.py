@@ -6,7 +6,7 @@ from ..fault import Fault
 
 CALL, RING, SUMS, TILES, SWAP, HEADS, PLAN, MODELS, NUMBERS, CACHE = (
     f"src/saccade/distributed/_{name}.py"
-    for name in ("attention", "ring", "sums", "tiles", "ulysses", "heads", "plan", "models", "statistics", "decoding")
+    for name in ("attention", "ring", "sums", "tiles", "ulysses", "heads", "plan", "running", "statistics", "decoding")
 )
 TESTS = ("tests/distributed/test_attention.py",)
 MEASURED = ("tests/distributed/test_statistics.py",)
@@ -56,8 +56,8 @@ FAULTS = (
     Fault(
         "shards-dropout-seed",
         CALL,
-        "found[0] if found and seed is not None",
-        "None if found and seed is not None",
+        "found if seed is not None",
+        "None if seed is not None",
         TESTS,
         "Each rank drops weights by a seed of its own.",
     ),
@@ -88,7 +88,7 @@ FAULTS = (
     Fault(
         "shards-mask-of-layers",
         MODELS,
-        "plan=self.plan._narrowed(own)",
+        "plan=self.plan._narrowed(mask)",
         "plan=self.plan",
         ("tests/distributed/test_models.py",),
         "A layer's own mask, such as a sliding window, is dropped.",
