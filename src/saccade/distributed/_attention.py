@@ -130,7 +130,7 @@ class ShardedCall:
 def checked(
     query: Any, key: Any, value: Any, plan: SequencePlan, given: Any, options: dict[str, Any], whole_bias: bool = False
 ) -> ShardedCall:
-    """The call, `given` its bias, in the contract's terms; `whole_bias` refuses one with this rank's rows alone."""
+    """The call, `given` its bias, in the contract's terms; `whole_bias`: a bias of this rank's rows is an error."""
     query, key, value = tensors = check_inputs(query, key, value)
     held = plan.held(plan.rank)
     for name, tensor in (("query", query), ("key", key)):

@@ -222,7 +222,7 @@ def _shown(sight: RowVisibility, plan: SequencePlan) -> Tensor:
 
 
 def _gathered(plan: SequencePlan, value: Any, whole: CheckedCall) -> list[Any]:
-    """What each rank has: tensors, statistics or None."""
+    """The values of all ranks: tensors, statistics or None."""
     every: list[Any] = [None] * plan.ranks
     own = None if value is None else value.to("cpu")
     with answered(plan.group, "statistics"):
