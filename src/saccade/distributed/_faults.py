@@ -132,7 +132,7 @@ def _disconnected(group: Any) -> list[int]:
 def _cause(wait: Record, group: Any) -> Record:
     """Rank and reason, the same on all ranks that can reach the store; `wait`: what this rank waits for."""
     ranks, rest = dist.get_process_group_ranks(group or dist.group.WORLD), (1 - WAITING) * timeout(group)
-    found: Record | None = _within(rest, lambda: _agreed_cause(_Board(ranks), wait, 0.8 * rest, timeout(group)))
+    found: Record | None = _within(rest + _GRACE, lambda: _agreed_cause(_Board(ranks), wait, 0.8 * rest, timeout(group)))
     if found is None:  # what holds the store has ended, or is stopped
         holder = "rank 0, which holds" if _held_by_a_rank() else "the process that holds"
         return {"rank": 0, "reason": f"{holder} the store of the process group, has ended or does not answer"}
