@@ -143,7 +143,7 @@ def planned(capsys, *arguments):
 def test_the_command_says_what_the_model_predicts(capsys):
     given = "--length 4k --ranks 4 --mask window(100)&causal --heads 6 --kv-heads 3 --width 16 --dtype float32"
     found = planned(capsys, *given.split(), "--rate", "1TFLOP/s", "--link", "2GB/s", "--latency", "3us")
-    sizes, speed = CallSizes(6, 3, 16), RankSpeed(1e12, 1e12, 2e9, 3e-6)
+    sizes, speed = CallSizes(6, 3, 16), RankSpeed(1e12, 1e12, 2e9, 3e-6, 2e12)
     costs = predicted(survey(Window(99, 0) & Causal(), 4096), sizes, speed, layouts_of(4, sizes))
     assert [layout["with_backward"] for layout in found["layouts"]] == [cost.seconds for cost in costs]
     assert found["cheapest"] == cheapest(costs).name
