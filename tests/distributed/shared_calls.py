@@ -204,6 +204,15 @@ def faulty_call(rank, fault):
     return distributed.attention(*shards, plan=plan, scale=0.25 if fault == "scale" and other else 0.5)
 
 
+def unequal_shards(rank, size):
+    """Rank 1 gives up another width than the others, in the group of all processes but the first."""
+    group = dist.new_group(range(1, size))
+    if rank == 0:
+        return None
+    plan = distributed.plan(None, 97, group)
+    return plan.unshard(torch.ones(1, 1, plan.held(plan.rank), 4 + (rank == 1)))
+
+
 def silent(rank):
     """Rank 1 makes a plan with the others, but no call."""
     plan, given = distributed.plan(None, 97), Case(97).tensors()

@@ -340,3 +340,40 @@ def untouched(rank, make, kind):
     with distributed.context_parallel(model, plan):
         beside = [one(ids).logits for one in other]
     return all(x.equal(y) for x, y in zip(before, [model(ids).logits, *beside], strict=True))
+
+
+class Before(torch.nn.Module):
+    """A layer with positional arguments alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(24, 24).double()
+
+    def forward(self, x, /):
+        return self.linear(x)
+
+
+def surrounded(rank):
+    """Whether a model is right in a block around another model's, with a layer that takes positional arguments alone;
+    and whether another thread's call of it, meanwhile, is of a whole sequence."""
+    torch.manual_seed(1)
+    (x, _, mask), whole = stack_input(), Stack()
+    model = torch.nn.Sequential(Before(), whole.places, whole.last)
+    plan, beside, alone = distributed.plan(mask, LENGTH), [], threading.local()
+    short = x[:, : plan.held(rank)].detach()
+
+    def meanwhile(module, args, out):
+        if not hasattr(alone, "is_main"):
+            return
+        del alone.is_main
+        thread = threading.Thread(target=lambda: beside.append(model[1](short)))
+        thread.start()
+        thread.join()
+
+    model[0].register_forward_hook(meanwhile)
+    alone.is_main = True
+    with torch.no_grad(), distributed.context_parallel(model, plan), distributed.context_parallel(Stack(), plan):
+        out = plan.unshard(model(plan.shard(x, 1)), 1)
+    with torch.no_grad():
+        expected = model[2](model[1](model[0](x)), mask)
+        return bool((out - expected).abs().max() < 1e-12), beside[0].equal(model[1](short))

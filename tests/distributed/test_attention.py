@@ -15,6 +15,7 @@ from shared_calls import (
     pytorch_script,
     silent,
     together,
+    unequal_shards,
 )
 
 from saccade import (
@@ -95,7 +96,7 @@ def calls(draw, size):
     )
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_compute_what_one_process_computes(ranks, size):
     @settings(max_examples=12)
     @given(calls(size))
@@ -203,11 +204,11 @@ CALL = "attention: ranks disagree"
         ("length", "plan: ranks disagree: length is 97 on rank 0 and 101 on rank 2"),
         ("mask", "plan: ranks disagree: mask is Causal() on rank 0 and Window(3, 0) on rank 2"),
         ("layout", "plan: ranks disagree: layout is ring on rank 0 and gathered on rank 2"),
-        ("ids", "plan: ranks disagree: error is None on rank 0 and"),
+        ("ids", "plan: rank 2 got an error: Documents: 5 ids"),
         ("heads", f"{CALL}: query (B, Hq, D) is (2, 6, 7) on rank 0 and (2, 3, 7) on rank 2"),
         ("dtype", f"{CALL}: dtype is torch.float64 on rank 0 and torch.float32 on rank 2"),
         ("scale", f"{CALL}: scale is 0.5 on rank 0 and 0.25 on rank 2"),
-        ("shard", f"{CALL}: error is None on rank 0 and query has 5 rows (axis 2), expected the"),
+        ("shard", "attention: rank 2 got an error: query has 5 rows (axis 2), expected the"),
         ("gradients", f"{CALL}: gradients is"),
     ],
 )
@@ -215,6 +216,13 @@ def test_ranks_that_disagree_all_say_which_and_what(ranks, fault, message):
     answers = ranks(3).run(faulty_call, fault)
     assert all(isinstance(answer, ValueError) for answer in answers), answers
     assert {str(answer) for answer in answers} == {str(answers[0])} and message in str(answers[0])
+
+
+def test_unequal_shards_are_no_messages_and_ranks_have_their_numbers_of_all(ranks):
+    """gloo would end the process, or fill a tensor in part."""
+    _, *answers = ranks(3).run(unequal_shards, 3)
+    expected = "unshard: ranks disagree: shape without it is (1, 1, 5) on rank 1 and (1, 1, 4) on rank 2"
+    assert [str(answer) for answer in answers] == [expected] * 2 and isinstance(answers[0], ValueError)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +234,8 @@ def test_a_layout_that_cannot_do_a_call_says_why(ranks, options, bias, message):
     assert all(isinstance(answer, ValueError) and message in str(answer) for answer in answers), answers
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [(2, 3), (3, 2)])
 def test_a_grid_whose_sides_differ(ranks, grid):
     assert_close(
@@ -233,6 +243,7 @@ def test_a_grid_whose_sides_differ(ranks, grid):
     )
 
 
+@pytest.mark.slow
 def test_pytorchs_script_passes_where_its_own_context_parallel_does_not(tmp_path):
     """On CPUs PyTorch has none for causal masks; the same rows, and gradients of all inputs, are those of its SDPA."""
     from ranks import Ranks
@@ -250,6 +261,7 @@ def test_pytorchs_script_passes_where_its_own_context_parallel_does_not(tmp_path
         torch.testing.assert_close(sum(shares), leaf.grad, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_calls_is_reported(tmp_path):
     from ranks import Ranks
 

@@ -13,6 +13,7 @@ import torch
 from shared_calls import Case, chosen_by, measured_twice, messages_of
 
 from saccade import Causal, Documents, Prefix, Window, cli
+from saccade.cli._parts._mask_expression import parsed_mask
 from saccade.distributed import CallSizes
 from saccade.distributed._blocks import block_size, survey
 from saccade.distributed._costs import RankSpeed, cheapest, layouts_of
@@ -164,6 +165,11 @@ def test_documents_of_a_file_are_packed_until_the_sequence_is_full(capsys, tmp_p
     by_list = planned(capsys, *arguments, "--mask", "causal & documents([70, 30])")
     pairs = 2 * 70 * 71 / 2 + 30 * 31 / 2 + 20 * 21 / 2
     assert by_file == by_list and by_file["layouts"][0]["compute_forward"]["most"] == 4 * pairs
+
+
+def test_documents_beyond_the_sequence_take_no_memory():
+    mask = parsed_mask("documents([30, 1000000000000])", 100)
+    assert torch.equal(mask.dense(100, 100)[0, 0].sum(1), torch.tensor([30] * 30 + [70] * 70))
 
 
 @pytest.mark.parametrize(

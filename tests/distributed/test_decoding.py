@@ -46,7 +46,7 @@ def calls(draw):
 steps = st.lists(st.integers(1, 3).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), min_size=1, max_size=9)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_ranks_decode_as_one_process_does(ranks, size):
     @settings(max_examples=10)
     @given(calls(), steps, st.sampled_from([1, 3, 256]))

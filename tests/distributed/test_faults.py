@@ -67,7 +67,7 @@ KILLED = "ended without reporting an error"
 STOPPED = "did not answer within 8 s"
 
 
-@pytest.mark.parametrize("fault", ["raises", "leaves"])
+@pytest.mark.parametrize("fault", ["raises", pytest.param("leaves", marks=pytest.mark.slow)])
 def test_a_rank_that_ends_is_named_to_all(tmp_path, fault):
     """Ranks 0 and 2 wait for rank 1, in a message or in a sum of gradients; gloo alone names a port."""
     group = Ranks(3, tmp_path, mortal=True)

@@ -16,6 +16,7 @@ from shared_models import (
     rows_apart,
     stack_on_shards,
     stack_whole,
+    surrounded,
     trained_on_shards,
     trained_whole,
     untouched,
@@ -65,6 +66,7 @@ def test_modules_of_a_user_are_those_of_one_process(ranks, plan_has_mask, checkp
         torch.testing.assert_close(total, grad, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "kind", "packed"), [(decoder, "gpt2", True), (own, None, False)])
 def test_under_autocast_errors_are_those_of_one_process(ranks, make, kind, packed):
     """Against float32, at most twice the error that one process has in bfloat16, over all gradients."""
@@ -97,6 +99,7 @@ def test_layers_that_are_called_again_meet_the_same_plan(ranks, way):
         assert all(x.equal(y) for x, y in zip(before, after, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrapper", "own_model"), [("ddp", False), ("fsdp", False), ("ddp", True), ("fsdp", True)])
 def test_beside_data_parallel_gradients_are_the_mean_over_rows(ranks, wrapper, own_model):
     losses, grads = rows_apart(own_model)
@@ -169,3 +172,8 @@ def test_what_cannot_be_right_in_modules_of_saccade_is_an_error(ranks, fault, me
 @pytest.mark.parametrize(("make", "kind"), [(decoder, "llama"), (own, None)])
 def test_other_models_and_later_calls_are_left_alone(ranks, make, kind):
     assert ranks(2).run(untouched, make, kind) == [True, True]
+
+
+def test_a_block_in_a_block_another_thread_and_layers_with_positional_arguments(ranks):
+    """Positions of another thread's call would be this rank's, and the inner block would take the outer one's calls."""
+    assert ranks(2).run(surrounded) == [(True, True)] * 2

@@ -28,7 +28,7 @@ def cases(draw, size):
     )
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_ranks_measure_what_one_process_measures(ranks, size):
     @settings(max_examples=8)
     @given(cases(size), st.data())

@@ -57,9 +57,9 @@ class MachineOptions:
     """Each rank"""
 
     rate: str = option("400TFLOP/s", "Operations in a second that attention reaches.", metavar="FLOP/s")
-    link: str = option("50GB/s", "Bytes in a second that a rank receives while it sends as many.", metavar="B/s")
+    link: str = option("50GB/s", "Network bandwidth of a rank, each way at once.", metavar="B/s")
     latency: str = option("10us", "Time of a message without bytes.", metavar="TIME")
-    memory: str = option("2TB/s", "Bytes in a second that sums in memory read and write.", metavar="B/s")
+    memory_bandwidth: str = option("2TB/s", "Memory bandwidth of a rank, reading and writing together.", metavar="B/s")
     as_json: bool = option(False, "Print the numbers as JSON.", "--json")
 
 
@@ -72,7 +72,8 @@ def register(app: typer.Typer) -> None:
 def plan(sequence: SequenceOptions, shape: ShapeOptions, machine: MachineOptions) -> None:
     """Predict what attention over a sequence that processes share costs under each layout, and which one to take.
 
-    Memory, bytes and times are those of one attention call, for the rank with most and on average. Nothing is measured.
+    Figures are of one attention call, for the busiest rank; "mean" is over ranks. Computing, network and bytes received
+    are of both passes. Nothing is measured.
     """
     from ..distributed._blocks import block_size, survey
     from ..distributed._costs import layouts_of
@@ -111,7 +112,7 @@ def _speed(machine: MachineOptions) -> RankSpeed:
 
     rate = quantity(machine.rate, "FLOP/s", "rate", "400TFLOP/s")
     link = quantity(machine.link, "B/s", "link", "50GB/s")
-    memory = quantity(machine.memory, "B/s", "memory", "2TB/s")
+    memory = quantity(machine.memory_bandwidth, "B/s", "memory_bandwidth", "2TB/s")
     return RankSpeed(rate, rate, link, quantity(machine.latency, "s", "latency", "10us"), memory)
 
 
@@ -120,7 +121,10 @@ def _lines(costs: list[LayoutCost]) -> list[str]:
     from ..support._numbers import duration, percent, size
     from ..support._tables import Table
 
-    head = ["layout", "memory", "received", "compute", "mean", "links", "mean", "forward", "with backward", "imbalance"]
+    head = [
+        *("layout", "memory", "received", "compute", "mean compute", "network", "mean network"),
+        *("forward", "forward + backward", "imbalance"),
+    ]
     rows = []
     for cost in sorted(costs, key=lambda cost: cost.seconds):
         compute, links = cost.compute.both, cost.links.both

@@ -5,7 +5,6 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, n rows of this rank, 
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +15,11 @@ from ..operator._biases import Bias, TensorBias, as_bias
 from ..operator._call import CheckedCall
 from ..operator._checks import check_inputs, make_call
 from ..operator._dropout import Dropout
+from ..operator._observers import aside
 from ..operator._unknown_arguments import with_arguments_of
 from . import _ring, _ulysses
-from ._exchange import agree, same_everywhere
-from ._plan import SequencePlan
+from ._exchange import agree_quickly
+from ._plan import SequencePlan, check_plan
 
 
 def attention(
@@ -99,8 +99,7 @@ def _run(
     dropout: float | Dropout = 0.0,
     **scoring: Any,
 ) -> tuple[Tensor, Tensor]:
-    if not isinstance(plan, SequencePlan):
-        raise TypeError(f"plan must be a plan of saccade.distributed.plan, got {type(plan).__name__}")
+    check_plan(plan)
     call, problem = None, None
     try:
         call = checked(query, key, value, plan, bias, {**scoring, "dropout": dropout})
@@ -112,7 +111,8 @@ def _run(
     if whole.dropout is not None and seed is not None:
         whole = replace(whole, dropout=Dropout(whole.dropout.p, seed))
     if plan.grid[0] > 1:
-        return _ulysses.run(plan, call.tensors, whole)
+        with aside():  # no observer is notified of calls on shards
+            return _ulysses.run(plan, call.tensors, whole)
     query, key, value = call.tensors
     return _ring.run(plan, replace(whole, query=query, key=key, value=value, bias=call.bias), call.own_rows)
 
@@ -189,13 +189,10 @@ def agreed(
             "gradients": torch.is_grad_enabled()
             and (any(x.requires_grad for x in learned), key.requires_grad or value.requires_grad),
         }
-    number = int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:8], "big") >> 1
-    found = same_everywhere(plan.group, number, device, operation, seed or 0)
-    if found is None:
-        agree(plan.group, facts, operation)
+    first_seed = agree_quickly(plan.group, facts, device, operation, seed or 0)
     if problem is not None:
         raise problem
-    return found if seed is not None else None
+    return first_seed if seed is not None else None
 
 
 def _description(plan: SequencePlan) -> str:

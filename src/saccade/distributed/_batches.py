@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from ..operator._masks import Documents
 from ._blocks import survey
-from ._plan import SequencePlan
+from ._plan import SequencePlan, check_plan
 
 ROWS = {"input_ids": 1, "inputs_embeds": 1, "position_ids": -1, "labels": 1, "attention_mask": 1}  # their axis
+_MORE = ", ".join(name for name in ROWS if not name.startswith("input"))
 IGNORED = -100  # label of tokens that the loss leaves out
 
 
@@ -46,13 +47,8 @@ def shard(batch: Mapping[str, Tensor], plan: SequencePlan) -> dict[str, Any]:
         tensor([[0, 1, 2]])
         >>> dist.destroy_process_group()
     """
-    unknown = sorted(batch.keys() - ROWS.keys())
-    inputs = [batch[name] for name in ("input_ids", "inputs_embeds") if name in batch]
-    if unknown or len(inputs) != 1:
-        raise ValueError(f"shard: batch has {sorted(batch)}, expected input_ids or inputs_embeds, and of {list(ROWS)}")
-    for name, tensor in batch.items():
-        if tensor.shape[ROWS[name]] != plan.length:
-            raise ValueError(f"shard: {name} is {tuple(tensor.shape)}, expected {plan.length} on axis {ROWS[name]}")
+    check_plan(plan)
+    inputs = _checked_inputs(batch, plan)
     check_padding(batch.get("attention_mask"), "shard")
     positions = batch.get("position_ids")
     if positions is None:
@@ -70,6 +66,26 @@ def shard(batch: Mapping[str, Tensor], plan: SequencePlan) -> dict[str, Any]:
     return made
 
 
+def _checked_inputs(batch: Mapping[str, Tensor], plan: SequencePlan) -> list[Tensor]:
+    if not isinstance(batch, Mapping):
+        raise TypeError(f"shard: batch must be a mapping of names to tensors, got {type(batch).__name__}")
+    unknown = sorted(batch.keys() - ROWS.keys())
+    inputs = [batch[name] for name in ("input_ids", "inputs_embeds") if name in batch]
+    if unknown or len(inputs) != 1:
+        wrong = f"unknown {', '.join(unknown)}" if unknown else f"{sorted(batch)}"
+        raise ValueError(f"shard: batch has {wrong}; expected input_ids or inputs_embeds, and perhaps {_MORE}")
+    for name, tensor in batch.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"shard: {name} must be a tensor, got {type(tensor).__name__}")
+        if tensor.dim() < 2 or tensor.shape[ROWS[name]] != plan.length:
+            raise ValueError(f"shard: {name} is {tuple(tensor.shape)}, expected {plan.length} on axis {ROWS[name]}")
+        if tensor.shape[0] not in (len(inputs[0]), 1) and tensor.dim() == 2:
+            raise ValueError(
+                f"shard: {name} is {tuple(tensor.shape)}, expected {len(inputs[0])} items as in the inputs"
+            )
+    return inputs
+
+
 def check_padding(mask: Any, where: str) -> None:
     if isinstance(mask, Tensor) and (mask.dim() != 2 or not bool(mask.bool().all())):
         raise ValueError(
@@ -84,8 +100,9 @@ def _check_documents(positions: Tensor, plan: SequencePlan) -> None:
     if not bool(ids[:, -1].any()):
         return
     apart = Documents(ids)
-    pairs = survey(apart if plan.mask is None else plan.mask & apart, plan.length).pairs
+    pairs = survey(apart if plan.mask is None else plan.mask & apart, plan.length, plan.block).pairs
     if abs(pairs - plan._table.pairs).max() > 1e-6:  # far below one pair, averaged over items and heads
         raise ValueError(
-            "shard: position_ids start anew where the plan's mask has no border: add saccade.Documents to it"
+            "shard: position_ids start anew where the plan's mask lets rows see earlier documents: plan with "
+            "mask & saccade.Documents(...)"
         )

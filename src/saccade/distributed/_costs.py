@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..operator._masks._data import bounded
 from ..support._numbers import duration, rate
 from ._blocks import Array
 
@@ -50,9 +51,8 @@ class CallSizes:
 
     def __post_init__(self) -> None:
         for name in ("heads", "kv_heads", "width", "value_width", "batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: must be at least 1, got {value}")
+            if (value := getattr(self, name)) is not None:
+                bounded(value, name, least=1)
         if self.heads % self.key_heads:
             raise ValueError(f"kv_heads: must divide heads, got {self.kv_heads} and {self.heads}")
 
@@ -168,7 +168,7 @@ def because(costs: Sequence[LayoutCost]) -> str:
     for cost in sorted(costs, key=lambda cost: cost.seconds):
         if cost.name != best.name:
             others.setdefault(cost.layout, f"{cost.name} {duration(cost.seconds)}")
-    reason = f"predicted {duration(best.seconds)} with the backward pass; {', '.join(others.values())}"
+    reason = f"predicted {duration(best.seconds)} forward and backward"
     if best.seconds > min(cost.seconds for cost in costs):
-        reason += f"; it takes least memory of those within {CLOSE:.0%}"
-    return reason
+        reason += f", within {CLOSE:.0%} of the fastest and with least memory"
+    return f"{reason}; {', '.join(others.values())}"

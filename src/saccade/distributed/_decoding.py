@@ -31,7 +31,7 @@ from ..operator.nn.cache.new_rows import NewRows
 from . import _tiles
 from ._attention import ShardedCall, agreed
 from ._exchange import exchanged
-from ._plan import SequencePlan
+from ._plan import SequencePlan, check_plan
 from ._ring import EVERYTHING
 from ._tiles import EMPTY, Pair, TileSettings
 
@@ -66,6 +66,7 @@ class ShardedCache:
     """
 
     def __init__(self, key: Tensor, value: Tensor, *, plan: SequencePlan, block: int = 256) -> None:
+        check_plan(plan)
         _, key, value = check_inputs(key, key, value)
         if key.shape[2] != plan.held(plan.rank):
             raise ValueError(f"key has {key.shape[2]} rows (axis 2), expected the {plan.held(plan.rank)} of plan.shard")
@@ -162,7 +163,7 @@ def decode(
     Raises:
         TypeError, ValueError: as `saccade.attention` and `saccade.nn.LayerCache.append`; no new token; arguments that
             are not the same on all ranks (masks and values are not compared). Every rank raises, and nothing is added.
-        RuntimeError: a rank does not answer.
+        RankFailed: a rank has ended, hangs, or raised an error.
 
     Example:
         >>> import torch, torch.distributed as dist, saccade

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -68,25 +69,36 @@ def exchanged(group: Any, sends: Sequence[Message], receives: Sequence[Message],
 def agree(group: Any, facts: dict[str, Any], operation: str) -> list[dict[str, Any]]:
     """The facts of every rank. ValueError on every rank, saying which rank and what, unless all are the same.
 
-    A fact `_name` may differ; a message shows it in place of the fact `name`.
+    A fact `_name` may differ; a message shows it in place of the fact `name`. `error` is None, or the text of an error
+    that the caller raises afterwards: if only some ranks have one, all raise it here.
     """
     every: list[Any] = [None] * dist.get_world_size(group)
     _headers(group, operation, torch.device(dist.distributed_c10d._get_object_coll_device(group)))
     with answered(group, operation):
         dist.all_gather_object(every, facts, group)
+    world = dist.get_process_group_ranks(group or dist.group.WORLD)
+    errors = [of.get("error") for of in every]
+    if None not in errors:
+        return every
+    failed = next((rank for rank, error in enumerate(errors) if error is not None), None)
+    if failed is not None:
+        raise ValueError(f"{operation}: rank {world[failed]} got an error: {errors[failed]}")
     for name in (name for name in facts if not name.startswith("_")):
         values = [of.get(name) for of in every]
         other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
         if other is not None:
-            first, second = (every[rank].get(f"_{name}", values[rank]) for rank in (0, other))
-            raise ValueError(f"{operation}: ranks disagree: {name} is {first} on rank 0 and {second} on rank {other}")
+            shown = [f"{every[rank].get(f'_{name}', values[rank])} on rank {world[rank]}" for rank in (0, other)]
+            raise ValueError(f"{operation}: ranks disagree: {name} is {shown[0]} and {shown[1]}")
     return every
 
 
-def same_everywhere(group: Any, number: int, device: torch.device, operation: str, more: int = 0) -> int | None:
-    """`more` as rank 0 has it, or None if `number` differs between ranks. 63 bits each."""
+def agree_quickly(group: Any, facts: dict[str, Any], device: torch.device, operation: str, more: int = 0) -> int:
+    """As `agree`, by one message of a digest where all is the same. Gives `more` (63 bits) as the first rank has it."""
+    number = int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:8], "big") >> 1
     headers = _headers(group, operation, device, number, more)
-    return headers[0][1] if all(header[0] == number for header in headers) else None
+    if any(header[0] != number for header in headers):
+        agree(group, facts, operation)
+    return headers[0][1]
 
 
 def _headers(group: Any, operation: str, device: torch.device, number: int = 0, more: int = 0) -> list[list[int]]:
@@ -107,5 +119,6 @@ def _headers(group: Any, operation: str, device: torch.device, number: int = 0, 
     other = next((rank for rank, row in enumerate(rows) if row[2:] != rows[0][2:]), None)
     if other is not None:
         names = [row[2:].cpu().numpy().tobytes().decode(errors="replace").strip() for row in (every[0], every[other])]
-        raise ValueError(f"ranks disagree: rank 0 is in {names[0]} and rank {other} in {names[1]}")
+        world = dist.get_process_group_ranks(group or dist.group.WORLD)
+        raise ValueError(f"ranks disagree: rank {world[0]} is in {names[0]} and rank {world[other]} in {names[1]}")
     return rows

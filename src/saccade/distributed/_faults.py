@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ _FAREWELL = 10.0  # most seconds that the process with the store waits for other
 _POLL = 0.02
 _KEY = "saccade/fault"
 _PROBE = 2  # a tag of messages that nobody sends
-_NETWORK = ("gloo", "pair closure", "ProcessGroup", "NCCL")  # in messages of errors that are not the caller's own
+_NETWORK = "gloo/transport", "third_party/gloo", "pair closure"  # in errors of gloo, which are plain RuntimeErrors
 
 Record = dict[str, Any]  # a cause {rank, reason}, or a wait {operation, peers, late}
 
@@ -117,25 +118,44 @@ def timeout(group: Any) -> float:
 
 def _disconnected(group: Any) -> list[int]:
     """The ranks to which gloo has no connection any more: it does not say which of those in a collective."""
-    group, lost = group or dist.group.WORLD, []
-    if not isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupGloo):
-        return []
-    for rank in dist.get_process_group_ranks(group):
+    lost = []
+    for rank in _others_by_gloo(group):
         try:
-            if rank != dist.get_rank():
-                dist.irecv(torch.empty(1), rank, group, _PROBE)  # posted, never waited for
+            dist.irecv(torch.empty(1), rank, group, _PROBE)  # posted, never waited for
         except RuntimeError:
             lost.append(rank)
     return lost
 
 
+def _hang_up(group: Any) -> None:
+    """Close this rank's connections, as gloo does after a timeout: ranks that wait for it read the cause at once."""
+    for rank in _others_by_gloo(group):
+        try:
+            work = dist.irecv(torch.empty(1), rank, group, _PROBE)
+            if work is not None:
+                work.wait(timedelta(milliseconds=1))
+        except RuntimeError as error:
+            if "imed out" in str(error):
+                return
+
+
+def _others_by_gloo(group: Any) -> list[int]:
+    """The other ranks of a group on gloo; none if it has another backend."""
+    group = group or dist.group.WORLD
+    if not isinstance(group._get_backend(torch.device("cpu")), dist.ProcessGroupGloo):
+        return []
+    return [rank for rank in dist.get_process_group_ranks(group) if rank != dist.get_rank()]
+
+
 def _cause(wait: Record, group: Any) -> Record:
     """Rank and reason, the same on all ranks that can reach the store; `wait`: what this rank waits for."""
     ranks, rest = dist.get_process_group_ranks(group or dist.group.WORLD), (1 - WAITING) * timeout(group)
-    found: Record | None = _within(rest + _GRACE, lambda: _agreed_cause(_Board(ranks), wait, 0.8 * rest, timeout(group)))
+    board = _Board(ranks)
+    found: Record | None = _within(rest + _GRACE, lambda: _agreed_cause(board, wait, 0.8 * rest, timeout(group)))
     if found is None:  # what holds the store has ended, or is stopped
         holder = "rank 0, which holds" if _held_by_a_rank() else "the process that holds"
         return {"rank": 0, "reason": f"{holder} the store of the process group, has ended or does not answer"}
+    _hang_up(group)
     _await_readers(ranks, found, rest)
     return found
 

@@ -68,9 +68,12 @@ class RunningModules(RunningModel):
 
     # --- the model's call -------------------------------------------------------------------------------------------
 
-    def arguments(self, module: Any, given: dict[str, Any], known: Container[str], where: str) -> None:
-        if module is self.model:
+    def _enter(self, module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if module is self.model and self.on_this_thread():
             self._calls = 0
+        return super()._enter(module, args, kwargs)
+
+    def arguments(self, module: Any, given: dict[str, Any], known: Container[str], where: str) -> None:
         own = _own_class(module)
         if own is None:
             return
@@ -133,7 +136,7 @@ class RunningModules(RunningModel):
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Positions of this rank's rows, where the caller has not given one for each."""
-        if not self.running:
+        if not (self.running and self.on_this_thread()):
             return None
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         x, offset = given["x"], given.get("offset", 0)

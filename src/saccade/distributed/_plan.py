@@ -19,12 +19,13 @@ from ..operator._masks._intervals import Span
 from ._blocks import Array, BlockTable, block_size, survey
 from ._costs import CallSizes, Grid, because, cheapest, layouts_of
 from ._dealing import imbalance, in_grid, needed, received
-from ._exchange import Message, agree, exchanged
+from ._exchange import Message, agree, agree_quickly, exchanged
 from ._faults import answered, report_uncaught
 from ._heads import Heads, of_heads
 from ._prediction import predicted
 from ._speed import speed_of
 
+_NARROWER = 16  # masks of layers whose plans are remembered
 LAYOUTS = ("auto", "ring", "gathered", "ulysses")
 
 Spans = tuple[Span, ...]
@@ -47,13 +48,13 @@ def plan(
         mask: who sees whom in the whole sequence, as in `saccade.attention`; it may differ by item and head.
         length: rows of the whole sequence, as many as keys. Padding is part of the mask.
         group: a process group of torch.distributed; None: all ranks.
-        layout: "ring": keys and values go from rank to rank while others are computed with; at most two parts are held.
-            "gathered": all that a rank needs comes at once, and is held. "ulysses": each rank computes some heads of
-            all rows. (h, s): both, in a grid of s rows of h ranks: the ranks 0 to h - 1 are its first row. Heads are
-            dealt within each row, and keys and values go round each column. "auto": the one that is predicted to be
-            fastest, of ring and gathered, and with `sizes` of all. The first such plan of a group measures for 1 to 2
-            seconds how fast its ranks compute and exchange messages.
-        sizes: of the calls, which "auto" reads.
+        layout: "ring": each step computes with one part of the keys while the next part arrives. "gathered": all keys
+            that a rank needs arrive before it computes, and are held. "ulysses": each rank computes some heads of all
+            rows. (h, s), with h * s ranks: h neighbouring ranks share the heads of their rows, and s such head groups
+            form a ring. "auto": the fastest as predicted, with its backward pass; without `sizes` it compares ring and
+            gathered, with `sizes` all. The first such plan of a group measures for 1 to 2 seconds how fast its ranks
+            compute and exchange messages.
+        sizes: of the calls' tensors, for "auto".
 
     Raises:
         RankFailed: a rank has ended, hangs, or raised an error. From the first plan on, uncaught exceptions of a rank
@@ -80,6 +81,10 @@ def plan(
     table, problem = None, None
     try:
         layout = _checked_layout(layout, dist.get_world_size(group))
+        if not isinstance(sizes, CallSizes | None):
+            raise TypeError(f"plan: sizes must be a CallSizes or None, got {sizes!r} ({type(sizes).__name__})")
+        if sizes is not None and layout != "auto":
+            raise ValueError(f"plan: sizes are read with layout='auto' only, got layout={layout!r}")
         length, mask = bounded(length, "plan: length", least=1), as_mask(mask)
         table = survey(mask, length, block_size(length, dist.get_world_size(group)))
     except (TypeError, ValueError) as error:
@@ -95,7 +100,7 @@ def plan(
     if problem is not None:
         raise problem
     assert table is not None and not isinstance(mask, Tensor)
-    reason = "named by the caller"
+    reason = "given as layout="
     if layout == "auto":
         layout, reason = _chosen(table, group, sizes)
     return SequencePlan(mask, table, group, layout, reason)
@@ -159,7 +164,7 @@ class SequencePlan:
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")
         >>> plan = saccade.distributed.plan(saccade.Window(15, 0), 128, layout="ring")
         >>> print(plan.explain())
-        layout ring: named by the caller
+        layout ring: given as layout=
         128 rows in blocks of 1 over 1 ranks, imbalance 0.0%
         rank 0: rows 0:128 (128); 100.0% of the pairs; receives 0 keys
         >>> dist.destroy_process_group()
@@ -215,7 +220,7 @@ class SequencePlan:
 
     def _check_size(self, tensor: Tensor, dim: int, size: int, method: str, what: str) -> None:
         if not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] != size:
-            raise ValueError(f"plan.{method}: axis {dim} of {tuple(tensor.shape)} must have {what}, {size}")
+            raise ValueError(f"plan.{method}: dim {dim} of {tuple(tensor.shape)} must have {what}, {size}")
 
     @staticmethod
     def cut(tensor: Tensor, dim: int, spans: Spans) -> Tensor:
@@ -309,6 +314,8 @@ class SequencePlan:
         if mask is None or _parts(mask) <= _parts(self.mask):
             return self
         if mask not in self._narrower:
+            if len(self._narrower) == _NARROWER:  # documents of a batch are gone with it
+                del self._narrower[next(iter(self._narrower))]
             plan = self._narrower[mask] = copy.copy(self)
             plan.mask = mask if self.mask is None else self.mask & mask
             plan._take(survey(plan.mask, self.length, self.block))
@@ -330,11 +337,13 @@ class SequencePlan:
         """Layout and reason, imbalance, and for each rank its rows and what it receives: keys, or bytes for `key` and
         `value` like these."""
         unit, counts = "keys", self.keys_received
+        if (key is None) != (value is None):
+            raise ValueError("plan.explain: key and value belong together, got one of them")
         if key is not None and value is not None:
             unit, counts = "bytes", self.traffic(key, value)
         width = self.grid[0]
         pairs = np.bincount(self._owner // width, self._table.pairs, self.grid[1])
-        name = f"grid of {self.grid[1]} x {width} ranks" if self.layout == "grid" else self.layout
+        name = str(self.grid) if self.layout == "grid" else self.layout
         lines = [
             f"layout {name}: {self._reason}",
             f"{self.length} rows in blocks of {self.block} over {self.ranks} ranks, imbalance {self.imbalance:.1%}",
@@ -343,10 +352,10 @@ class SequencePlan:
             where = ", ".join(f"{start}:{stop}" for start, stop in spans) or "none"
             does = f"{pairs[rank // width] / max(pairs.sum(), 1):.1%} of the pairs; receives {counts[rank]} {unit}"
             if self.layout == "ulysses":
-                does = "all rows of some heads"
+                does = "computes some heads of all rows"
             elif width > 1:
                 first = rank // width * width
-                does = f"some heads of the rows of ranks {first} to {first + width - 1}, {does} of them"
+                does = f"computes some heads of the rows of ranks {first} to {first + width - 1}: {does} of other rows"
             lines.append(f"rank {rank}: rows {where} ({self.held(rank)}); {does}")
         return "\n".join(lines)
 
@@ -358,6 +367,9 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, plan: SequencePlan, dim: int) -> Tensor:
         ctx.plan, ctx.dim, own = plan, dim, shard.contiguous()
+        others_have = (*shard.shape[:dim], *shard.shape[dim + 1 :])
+        facts = {"dim": dim, "shape without it": others_have, "dtype": str(shard.dtype), "plan": plan.digest[:12]}
+        agree_quickly(plan.group, facts, shard.device, "unshard")
         others = [rank for rank in range(plan.ranks) if rank != plan.rank]
         into = [(rank, _like(shard, dim, plan.held(rank))) for rank in others]
         received = exchanged(plan.group, [(rank, own) for rank in others], into, "unshard")
@@ -377,6 +389,12 @@ class _Unshard(torch.autograd.Function):
         for part in exchanged(plan.group, sends, into, "unshard, backward"):
             total += part
         return total, None, None
+
+
+def check_plan(plan: Any) -> None:
+    """TypeError unless it is a plan."""
+    if not isinstance(plan, SequencePlan):
+        raise TypeError(f"plan must be what saccade.distributed.plan(...) returns, got {type(plan).__name__}")
 
 
 def size(spans: Spans) -> int:

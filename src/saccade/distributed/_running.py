@@ -51,6 +51,10 @@ class RunningModel(ABC):
     def replaced(self) -> list[AbstractContextManager[Any]]:
         """Blocks of the thread, in which the model's attention comes to `attend`."""
 
+    def on_this_thread(self) -> bool:
+        """Whether this thread is in the block: calls of others are of whole sequences."""
+        return threading.get_ident() == self._thread
+
     def result(self, module: Any, output: Any) -> Any:
         """The output of `module` in place of this one."""
         return output
@@ -92,19 +96,20 @@ class RunningModel(ABC):
     def _enter(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if threading.get_ident() != self._thread:
+        if not self.on_this_thread():
             return None
         self.running.add(id(module))
         signature = inspect.signature(module.forward)
         if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
             return None  # DistributedDataParallel, say, which hands all on
         known = signature.parameters.keys()
-        given = {**signature.bind_partial(*args).arguments, **kwargs}
-        self.arguments(module, given, known, f"context_parallel: {type(module).__name__}")
-        return (), given
+        before = {**signature.bind_partial(*args).arguments, **kwargs}
+        self.arguments(module, given := dict(before), known, f"context_parallel: {type(module).__name__}")
+        same = before.keys() == given.keys() and all(given[name] is value for name, value in before.items())
+        return None if same else ((), given)  # a hook of the user's may read positional arguments
 
     def _leave(self, module: Any, args: Any, output: Any) -> Any:
-        if threading.get_ident() != self._thread:
+        if not self.on_this_thread():
             return None
         self.running.discard(id(module))
         return None if output is None else self.result(module, output)

@@ -29,7 +29,7 @@ _MEASURED: WeakKeyDictionary[Any, dict[tuple[Any, ...], RankSpeed]] = WeakKeyDic
 def speed_of(group: Any, sizes: CallSizes) -> RankSpeed:
     """The speed of a group of several ranks, for these widths and dtype. Every rank calls it.
 
-    The first call takes about half a second. Its result stays with the group, also when other programs start, or the
+    The first call takes 1 to 2 seconds. Its result stays with the group, also when other programs start, or the
     number of threads or the device changes; a new group is measured anew.
     """
     known = _MEASURED.setdefault(dist.group.WORLD if group is None else group, {})

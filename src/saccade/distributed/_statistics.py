@@ -25,7 +25,7 @@ from ._attention import ShardedCall, agreed, checked
 from ._exchange import exchanged
 from ._faults import answered
 from ._heads import Heads, deal_heads
-from ._plan import SequencePlan
+from ._plan import SequencePlan, check_plan
 from ._ulysses import Swap, call_of_heads
 
 
@@ -160,6 +160,7 @@ def _agreed(
 ) -> tuple[ShardedCall, Any]:
     """The checked call, and what `read` makes of the other arguments: all but its first value must be the same on all
     ranks. All ranks raise if one does."""
+    check_plan(plan)
     call, found, problem = None, None, None
     query, key, value = tensors
     if value is None and isinstance(key, Tensor) and key.dim() == 4:

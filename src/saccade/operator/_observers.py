@@ -107,8 +107,15 @@ def observed_by(observer: Observer) -> Iterator[None]:
 
 @contextmanager
 def computed_by(elsewhere: Elsewhere) -> Iterator[None]:
-    """A block in which `elsewhere` may compute this thread's calls of `saccade.attention`, before they are checked."""
-    before, THREAD.elsewhere = THREAD.elsewhere, elsewhere
+    """A block in which `elsewhere` may compute this thread's calls of `saccade.attention`, before they are checked.
+    Those that it leaves go to the block around this one."""
+    before = THREAD.elsewhere
+
+    def ask(*args: Any, **options: Any) -> tuple[Tensor, Tensor] | None:
+        computed = elsewhere(*args, **options)
+        return before(*args, **options) if computed is None and before is not None else computed
+
+    THREAD.elsewhere = ask
     try:
         with observed_by(_nobody):
             yield

@@ -33,8 +33,8 @@ def parsed_mask(text: str, length: int) -> Mask | None:
 def document_lengths(path: Path) -> list[int]:
     """Lengths of documents from a file of numbers. ValueError names the file."""
     words = path.read_text(encoding="utf-8", errors="replace").split()
-    if not words or not all(word.isdigit() and int(word) > 0 for word in words):
-        wrong = next((word for word in words if not word.isdigit() or int(word) < 1), "nothing")
+    if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
+        wrong = next((word for word in words if not word.isdecimal() or int(word) < 1), "nothing")
         raise ValueError(f"documents: {path} must have one length in tokens on each line, got {wrong!r}")
     return [int(word) for word in words]
 
@@ -46,7 +46,9 @@ def packed(lengths: list[int], length: int) -> Mask:
 
     from ...operator._masks import Documents
 
-    sizes = np.resize(np.array(lengths, dtype=np.int64), -(-length * len(lengths) // sum(lengths)) + len(lengths))
+    cut = [min(size, length) for size in lengths[:length]]
+    sizes = np.resize(np.array(cut, dtype=np.int64), -(-length * len(cut) // sum(cut)) + len(cut))
+    sizes = sizes[: 1 + int(np.searchsorted(np.cumsum(sizes), length))]
     ids = np.repeat(np.arange(len(sizes)), sizes)[:length]
     return Documents(torch.from_numpy(ids))
 

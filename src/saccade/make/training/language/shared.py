@@ -12,6 +12,8 @@ from ....distributed import SequencePlan, context_parallel, plan
 from ....operator._masks import Causal
 from ....operator.nn.stacks import LayerObserver
 
+_RING = 1024  # rows of a process from which on messages hide behind computing
+
 
 class SharedWindows:
     """The rows of each window that this process computes.
@@ -31,7 +33,9 @@ class SharedWindows:
         """Logits (B, n, V) and targets (B, n) of this process's rows of windows (B, L + 1)."""
         length = windows.shape[1] - 1
         if length not in self._plans:
-            self._plans[length] = plan(Causal(), length, self._group)
+            # Not by a measurement: another layout adds in another order, and a run is to have the same bits again.
+            layout = "ring" if length >= _RING * self.processes else "gathered"
+            self._plans[length] = plan(Causal(), length, self._group, layout)
         rows = self._plans[length]
         with context_parallel(model, rows):
             inputs = rows.shard(windows[:, :-1], 1)
