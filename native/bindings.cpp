@@ -123,11 +123,11 @@ void set_bias(Problem& problem, nb::handle given, std::vector<Bias::Table>& tabl
     }
 }
 
-// None, or (threshold, low and high half of the seed, factor, row of row 0, key of key 0).
+// None, or (threshold, low and high half of the seed, factor, row of row 0, key of key 0, head of head 0).
 void set_dropout(Problem& problem, nb::handle given) {
     if (given.is_none()) return;
     const nb::tuple fields = nb::cast<nb::tuple>(given);
-    if (fields.size() != 6) refuse("dropout must be a tuple of 6 numbers");
+    if (fields.size() != 7) refuse("dropout must be a tuple of 7 numbers");
     Dropout& dropout = problem.dropout;
     dropout.on = true;
     dropout.threshold = static_cast<uint32_t>(whole(fields[0].ptr(), "dropout"));
@@ -135,6 +135,7 @@ void set_dropout(Problem& problem, nb::handle given) {
     dropout.high = static_cast<uint32_t>(whole(fields[2].ptr(), "dropout"));
     dropout.factor = nb::cast<float>(fields[3]);
     dropout.row_origin = whole(fields[4].ptr(), "dropout"), dropout.key_origin = whole(fields[5].ptr(), "dropout");
+    dropout.head_origin = whole(fields[6].ptr(), "dropout");
 }
 
 // What forward and backward share, in Python one tuple: query's, key's and value's shape, type, scale, softcap (0: none),

@@ -64,6 +64,7 @@ struct Dropout {
     uint32_t threshold = 0, low = 0, high = 0;  // floor(p * 2^32) and the two halves of the seed
     float factor = 1;                           // 1 / (1 - p)
     int64_t row_origin = 0, key_origin = 0;     // where row 0 and key 0 of a slice stand in the whole problem
+    int64_t head_origin = 0;                    // and head 0
 };
 
 // Sigmoid attention: a logit s of row i has the weight sigmoid(s - log n) = 1 / (1 + n exp(-s)), whatever the row's others are

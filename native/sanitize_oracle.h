@@ -25,7 +25,7 @@ inline uint32_t mix(uint32_t word) {
 // saccade.Dropout.factor, in words of 32 bits.
 inline double dropout_factor(const Dropout& d, int64_t b, int64_t h, int64_t i, int64_t j) {
     if (!d.on) return 1;
-    const uint32_t head = mix(mix(uint32_t(b) ^ d.low) + uint32_t(h)) ^ d.high;
+    const uint32_t head = mix(mix(uint32_t(b) ^ d.low) + uint32_t(h + d.head_origin)) ^ d.high;
     const uint32_t row = mix(mix(head) + uint32_t(i + d.row_origin)), again = mix(row ^ 0x9e3779b9u);
     return mix(mix(uint32_t(j + d.key_origin) ^ row) + again) >= d.threshold ? d.factor : 0;
 }

@@ -324,6 +324,7 @@ inline Case draw_case(Random& random) {
         p.dropout.on = true, p.dropout.threshold = uint32_t(0.3 * 4294967296.0), p.dropout.factor = float(1 / 0.7);
         p.dropout.low = uint32_t(random()), p.dropout.high = uint32_t(random());
         p.dropout.row_origin = draw(random, 0, 99), p.dropout.key_origin = draw(random, 0, 99);
+        p.dropout.head_origin = draw(random, 0, 9);
     }
     std::normal_distribution<double> normal;
     const auto number = [&] { return normal(random); };

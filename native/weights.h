@@ -40,7 +40,7 @@ struct DropoutRow {
     float factor;
 
     DropoutRow(const Dropout& dropout, int64_t b, int64_t h, int64_t i) : threshold(dropout.threshold), factor(dropout.factor) {
-        const uint32_t head = mix(mix((uint32_t)b ^ dropout.low) + (uint32_t)h) ^ dropout.high;
+        const uint32_t head = mix(mix((uint32_t)b ^ dropout.low) + (uint32_t)(h + dropout.head_origin)) ^ dropout.high;
         row = mix(mix(head) + (uint32_t)(i + dropout.row_origin));
         again = mix(row ^ 0x9e3779b9u);
     }

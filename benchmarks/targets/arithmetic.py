@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from saccade.benchmark.attention.cases import STAGES, Case
-from saccade.benchmark.attention.limits import DOT_PRODUCTS, MULTIPLY_ADDS, READING
+from saccade.benchmark.attention.machine import DOT_PRODUCTS, MULTIPLY_ADDS, READING
 from saccade.benchmark.attention.results import MeasurementGroup
 
 from .subject import EMPTY_CALL

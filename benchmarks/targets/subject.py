@@ -18,7 +18,7 @@ from saccade.benchmark.attention import sets
 from saccade.benchmark.attention.cases import CaseInputs
 from saccade.benchmark.attention.checking import staged
 from saccade.benchmark.attention.contenders import SaccadeAttention
-from saccade.benchmark.attention.limits import Limit, Meter
+from saccade.benchmark.attention.machine import Limit, Meter
 from saccade.benchmark.attention.timing import Budget, Stopwatch
 
 EMPTY_CALL = "empty call"

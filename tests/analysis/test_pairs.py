@@ -7,7 +7,7 @@ import torch
 
 import saccade
 from saccade import ALiBi, Causal, Documents, PerHead, RelativeBias, Window
-from saccade.analysis._pairs import pair_weights
+from saccade.analysis._scores import pair_weights
 from saccade.operator._call import ObservedCall
 
 B, HQ, HKV, L, D, DV = 1, 6, 3, 29, 7, 5
@@ -72,7 +72,7 @@ def test_pairs_in_several_blocks_are_the_same(monkeypatch):
     call = call_of(Causal())
     rows, keys = torch.randint(L, (PAIRS,)), torch.randint(L, (PAIRS,))
     whole = pair_weights(call, lse_of(call), rows, keys)
-    monkeypatch.setattr("saccade.analysis._pairs._ENTRIES", HQ * D * 13)
+    monkeypatch.setattr("saccade.analysis._scores._ENTRIES", HQ * D * 13)
     assert torch.equal(pair_weights(call, lse_of(call), rows, keys), whole)
 
 

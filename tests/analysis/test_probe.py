@@ -11,7 +11,7 @@ from test_treebank import DONT, line, write
 from transformers import AutoModel
 
 from saccade.analysis import LabelledSentence, _probe as probe, read_labels, study_probe
-from saccade.analysis._hidden import hidden_states
+from saccade.analysis._probe import hidden_states
 from saccade.inspection import open_model, split_words
 from saccade.models import load
 

@@ -31,8 +31,8 @@ import zoo
 
 import saccade
 from saccade.intervention import Ablate
-from saccade.see.inspection._observing import calls_told_to
 from saccade.see.inspection._steps._found import of_module
+from saccade.see.inspection._transformers import calls_told_to
 
 IDS = torch.tensor([[3, 11, 47, 7, 5, 13, 29, 17, 71, 23, 41]])
 OTHER = torch.tensor([[3, 11, 43, 7, 5, 13, 31, 17, 71, 23, 41]])

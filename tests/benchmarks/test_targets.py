@@ -24,7 +24,7 @@ from saccade.benchmark.attention import (
     measure,
     sets,
 )
-from saccade.benchmark.attention.limits import own_limit
+from saccade.benchmark.attention.machine import own_limit
 from saccade.benchmark.attention.results import LimitReadings
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +12,9 @@ import torch.distributed as dist
 
 import saccade
 from saccade import Causal, Documents, Window, distributed
+from saccade.distributed import _speed
+from saccade.distributed._costs import RankSpeed
+from saccade.distributed._prediction import predicted
 from saccade.operator._dropout import as_dropout
 
 
@@ -91,6 +96,9 @@ class Case:
         return parameter
 
 
+LINKED = Case(1201, Causal(), dtype=torch.float32, sink=True)  # over a slow link, too
+
+
 def attend(rank, case: Case, members=None):
     """out and lse of the whole sequence, and this rank's share of every gradient, by name.
 
@@ -135,11 +143,11 @@ def together(answers):
 
 
 def counted_bytes(rank, case: Case):
-    """The plan's own figures, and the bytes that this rank receives in a forward pass."""
+    """The plan's own figures, and the bytes of keys and values that this rank receives in a forward pass."""
     received, batched = [], dist.batch_isend_irecv
 
     def counting(operations):
-        received.extend(one.tensor.nbytes for one in operations if one.op is dist.irecv)
+        received.extend(one.tensor.nbytes for one in operations if one.op is dist.irecv and one.tag == 0)
         return batched(operations)
 
     plan, given = distributed.plan(case.mask, case.length, layout=case.layout), case.tensors()
@@ -152,7 +160,7 @@ def counted_bytes(rank, case: Case):
     return {"rows": plan.rows, "block": plan.block, "said": plan.traffic(*shards[1:]), "received": sum(received)}
 
 
-def planned(rank, mask, length, layout="auto"):
+def planned(rank, mask, length, layout="ring"):
     plan = distributed.plan(mask, length, layout=layout)
     return plan.rows, plan.imbalance, plan.layout, plan.explain()
 
@@ -196,9 +204,171 @@ def faulty_call(rank, fault):
     return distributed.attention(*shards, plan=plan, scale=0.25 if fault == "scale" and other else 0.5)
 
 
+def unequal_shards(rank, size):
+    """Rank 1 gives up another width than the others, in the group of all processes but the first."""
+    group = dist.new_group(range(1, size))
+    if rank == 0:
+        return None
+    plan = distributed.plan(None, 97, group)
+    return plan.unshard(torch.ones(1, 1, plan.held(plan.rank), 4 + (rank == 1)))
+
+
 def silent(rank):
     """Rank 1 makes a plan with the others, but no call."""
     plan, given = distributed.plan(None, 97), Case(97).tensors()
     return (
         None if rank else distributed.attention(*(plan.shard(given[x]) for x in ("query", "key", "value")), plan=plan)
     )
+
+
+def measure(rank, case: Case, chosen, **options):
+    """Statistics and chosen weights of the whole sequence, on this rank; `case` with or without shards."""
+    given, learned = case.tensors(), {name: x.detach() for name, x in case.parameters().items()}
+    plan = None if rank is None else distributed.plan(case.mask, case.length, layout=case.layout)
+    tensors = [given[name] if plan is None else plan.shard(given[name]) for name in ("query", "key", "value")]
+    scoring = {"bias": case.bias_of(learned.get("bias")), "sink": learned.get("sink"), **case.options}
+    where, room = ({"mask": case.mask}, saccade) if plan is None else ({"plan": plan}, distributed)
+    numbers = room.statistics(*tensors[:2], value=tensors[2], **where, **scoring, **options)
+    return numbers, room.attention_weights(*tensors[:2], **where, **scoring, **chosen)
+
+
+def generate(rank, case: Case, steps, block):
+    """Outputs of a prompt of `case.length` tokens and `steps` after it, (new tokens, how many of them are taken back).
+
+    Args:
+        rank: None decodes in one process, with a cache of the layer's own.
+    """
+    new = sum(count for count, _ in steps)
+    whole = Case(**{**case.__dict__, "length": case.length + new})
+    given, learned = whole.tensors(), {name: x.detach() for name, x in whole.parameters().items()}
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    prompt = [x[:, :, : case.length] for x in (key, value)]
+    bias, sink, outputs, done = whole.bias_of(learned.get("bias")), learned.get("sink"), [], case.length
+    if rank is None:
+        cache = saccade.nn.GrowingLayer()
+        cache.append(*prompt, None)
+    else:
+        plan = distributed.plan(Causal(), case.length, layout=case.layout)
+        cache = distributed.ShardedCache(*(plan.shard(x) for x in prompt), plan=plan, block=block)
+    for count, back in steps:
+        step = [x[:, :, done : done + count] for x in (query, key, value)]
+        if rank is None:
+            key_held, value_held, mask, fitted = cache.append(*step[1:], case.mask, bias)
+            options = {"bias": fitted, "sink": sink, **case.options}
+            outputs.append(saccade.attention(step[0], key_held, value_held, mask, **options))
+        else:
+            outputs.append(distributed.decode(*step, case.mask, cache=cache, bias=bias, sink=sink, **case.options))
+        cache.rollback(back)
+        done += count - back
+    return outputs, getattr(cache, "held", None)
+
+
+def messages_of(rank, case: Case):
+    """Bytes that this rank receives in a forward and in a backward pass, bytes of messages that are held at most at a
+    time, and bytes that autograd keeps beside the shards and out; and what is predicted of them."""
+    counts, alive, most, batched = [0], [], 0, dist.batch_isend_irecv
+
+    def counting(operations):
+        nonlocal most
+        for one in operations:
+            if one.tag:  # agreements, which are not predicted
+                continue
+            counts[-1] += one.tensor.nbytes if one.op is dist.irecv else 0
+            alive.append((weakref.ref(one.tensor), one.tensor.nbytes))
+        alive[:] = [(tensor, size) for tensor, size in alive if tensor() is not None]
+        most = max(most, sum(size for _, size in alive))
+        return batched(operations)
+
+    plan, given = distributed.plan(case.mask, case.length, layout=case.layout), case.tensors()
+    shards = [plan.shard(given[name]).requires_grad_() for name in ("query", "key", "value")]
+    saved, outside = {}, {x.untyped_storage().data_ptr() for x in shards}
+    dist.batch_isend_irecv = counting
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.setdefault(x.data_ptr(), x), lambda x: x):
+            out, lse = distributed.attention_with_lse(*shards, plan=plan, **case.options)
+        counts.append(0)
+        (out.sum() + lse.sum()).backward()
+    finally:
+        dist.batch_isend_irecv = batched
+    outside |= {x.untyped_storage().data_ptr() for x in (out, lse)}
+    kept = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in saved.values()}
+    kept = sum(size for place, size in kept.items() if place not in outside)
+    (queries, keys), (width, value) = case.heads, case.widths
+    sizes = distributed.CallSizes(queries, keys, width, value, case.batch, case.dtype)
+    cost = predicted(plan._table, sizes, RankSpeed(1.0, 1.0, 1.0, 0.0), [(plan.layout, plan.grid)])[0]
+    said = {
+        "received": (cost.received.forward[rank], cost.received.backward[rank]),
+        "in flight": cost.in_flight[rank],
+        "kept": cost.kept[rank],
+    }
+    return {"received": tuple(counts), "in flight": most, "kept": kept}, said
+
+
+def chosen_by(rank, speed, sizes):
+    """The layout of `plan` and what it says of itself, by a speed that counts as measured."""
+    measured = _speed._MEASURED.setdefault(dist.group.WORLD, {})
+    before, kind = dict(measured), (*(sizes or distributed.CallSizes()).widths, torch.float32)
+    measured[kind] = speed
+    try:
+        plan = distributed.plan(Causal(), 4096, sizes=sizes)
+    finally:
+        measured.clear()
+        measured.update(before)
+    return plan.layout, plan.explain()
+
+
+def measured_twice(rank):
+    """Two speeds of the group, and whether the generator of random numbers stands where it stood."""
+    torch.manual_seed(3)
+    speeds = [str(_speed.speed_of(None, distributed.CallSizes(width=32))) for _ in range(2)]
+    drawn = torch.rand(1)
+    torch.manual_seed(3)
+    return *speeds, bool(torch.rand(1) == drawn)
+
+
+def train(rank, told, fault=None, steps=10_000):
+    """A training loop; `told` gets a file when two steps are done. At step 3 `fault`, (rank, name), happens.
+
+    Gradients are added by the program's own calls of torch.distributed, as those of a model are.
+    """
+    weight = torch.eye(5, dtype=torch.float64, requires_grad=True)
+    plan = distributed.plan(Causal(), 211)
+    query, key, value = torch.randn(3, 1, 2, 211, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    for step in range(steps):
+        if step == 3 and fault == (rank, "raises"):
+            raise ValueError("a batch of rank one is wrong")
+        if step == 3 and fault == (rank, "leaves"):
+            os._exit(0)
+        if step == 3 and fault == (rank, "is elsewhere"):
+            distributed.plan(Causal(), 97)
+        shards = [plan.shard(x) @ weight for x in (query, key, value)]
+        out = distributed.attention(*shards, plan=plan)
+        out.square().sum().backward()
+        dist.all_reduce(weight.grad)
+        with torch.no_grad():
+            weight -= 1e-3 * weight.grad
+        weight.grad = None
+        if step == 2:
+            (told / str(rank)).touch()
+    return weight.detach()
+
+
+def pytorch_script(rank):
+    """PyTorch's script of context parallelism with a causal mask: its error, and the same call with a plan instead."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    draw = torch.Generator().manual_seed(7)
+    tensors = [torch.randn(1, 2, 128, 8, generator=draw, dtype=torch.float64) for _ in range(3)]
+    buffers, problem = [x.clone() for x in tensors], None
+    try:
+        with context_parallel(
+            init_device_mesh("cpu", (2,)), buffers=buffers, buffer_seq_dims=[2] * 3, no_restore_buffers=set(buffers)
+        ):
+            torch.nn.functional.scaled_dot_product_attention(*buffers, is_causal=True)
+    except NotImplementedError as error:
+        problem = str(error)
+    plan, leaves = distributed.plan(Causal(), 128), [x.requires_grad_() for x in tensors]
+    out = distributed.attention(*(plan.shard(x) for x in leaves), plan=plan)
+    out.square().sum().backward()
+    return problem, plan.unshard(out.detach()), [x.grad for x in leaves], [x.detach() for x in leaves]

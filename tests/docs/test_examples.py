@@ -53,7 +53,6 @@ SLOW = {  # they train or study
     for name in (
         *("make.tasks._compression._distill", "make.tasks._compression._prune", "make.tasks._runs._seeds"),
         *("make.tasks._searching._result", "make.tasks._searching._search", "see.analysis._probe"),
-        "see.analysis.tables",
     )
 }
 

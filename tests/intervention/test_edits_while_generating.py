@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import saccade
 from saccade.intervention import Ablate, EditBias, EditMask, Freeze, Patch, Scale, Weights
-from saccade.intervention._place import RowCounts
+from saccade.intervention._answer import RowCounts
 from saccade.nn import AttentionConfig, BlockConfig, Decoder
 from saccade.positions import RotaryConfig
 

@@ -13,7 +13,7 @@ from looped import looped
 from problems import CASES
 from saccade import Causal, Dropout
 from saccade.operator._backends import native
-from saccade.operator._backends.native import _kernels, _module
+from saccade.operator._backends.native import _kernels, _program
 
 
 def explained(problem, dtype=torch.float32, **more):
@@ -108,7 +108,7 @@ def loaded(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(importlib, "import_module", fail)
-    return _module._load()
+    return _program._load()
 
 
 def test_no_build_and_a_broken_one_are_told_apart(monkeypatch):

@@ -14,8 +14,7 @@ from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 
 import saccade
 from native.test_mask_engine import block_of
-from saccade.operator._backends.native._lowering import built, lower, native_mask
-from saccade.operator._backends.native._traced_tiles import traced_tiles
+from saccade.operator._backends.native._lowering import built, lower, native_mask, traced_tiles
 from saccade.operator._masks import Predicate
 from saccade.operator._masks._program import ProgramScope
 

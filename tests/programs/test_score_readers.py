@@ -13,7 +13,7 @@ import saccade
 from saccade.inspection import step_of_call
 from saccade.operator._checks import make_call
 from saccade.operator._pooled import pooled
-from saccade.see.analysis._pairs import pair_weights
+from saccade.see.analysis._scores import pair_weights
 from saccade.see.viewer.maps._call import checked
 
 B, HQ, HKV, LQ, LK, D = 2, 4, 2, 7, 11, 5

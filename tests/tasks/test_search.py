@@ -17,10 +17,9 @@ import pytest
 from saccade import cli, tasks
 from saccade.tasks._runs._registry import TASKS
 from saccade.tasks._searching import _search
-from saccade.tasks._searching._folder import promote
 from saccade.tasks._searching._proposals import Proposal, importance
 from saccade.tasks._searching._result import SearchResult
-from saccade.tasks._searching._trials import DIVERGED, ENDED, PRUNED, TOO_LARGE, Trial
+from saccade.tasks._searching._trials import DIVERGED, ENDED, PRUNED, TOO_LARGE, Trial, promote
 from saccade.tasks._space import Between, OneOf
 from saccade.training import Stopped, loop, run
 from tasks.conftest import SMALL, reviews, write_csv

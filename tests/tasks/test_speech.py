@@ -18,9 +18,9 @@ from looped import looped
 from published import transformers, written
 from saccade import cli, tasks
 from saccade.tasks._example_task import ExampleObjective
+from saccade.tasks._media._augmenting import SoundChanges
 from saccade.tasks._media._characters import Characters, ctc_loss, needed_frames, padded
 from saccade.tasks._media._mfcc import BANDS, log_mel, mel_filters, mfcc_regression, mfcc_statistics
-from saccade.tasks._media._sound_changes import SoundChanges
 from saccade.tasks._media._sound_model import mel_bank
 from saccade.tasks._media._sound_picture import SoundPanel, heard, picture_of_panels, rows_of_characters
 from saccade.tasks._media._sounds import SoundStore

@@ -23,15 +23,22 @@ from training.two_shards import WINDOWS, make as make_whole, step as take_step
 HERE = Path(__file__).parent
 
 
-def launch(*arguments: str, check: bool = True, more: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Two CPU processes on a port that is free."""
-    source = str(Path(saccade.__file__).parents[1])
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(more or {})}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+def launch(
+    *arguments: str, check: bool = True, more: dict[str, str] | None = None, processes: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """CPU processes on a port that is free."""
+    done = subprocess.run(**launched(*arguments, more=more, processes=processes), capture_output=True)
     assert not check or done.returncode == 0, done.stderr
     return done
+
+
+def launched(*arguments: str, more: dict[str, str] | None = None, processes: int = 2) -> dict[str, object]:
+    """What subprocess needs to start them."""
+    source = str(Path(saccade.__file__).parents[1])
+    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(more or {})}
+    return {"args": [*command, *arguments], "env": environment, "text": True}
 
 
 def distance(made, reference) -> float:

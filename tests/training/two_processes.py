@@ -1,6 +1,6 @@
 """What each of two processes does in test_processes.py; run by `torchrun`. Writes what the main one has into a file.
 
-torchrun --nproc-per-node 2 two_processes.py FILE DTYPE ACCUMULATE
+torchrun --nproc-per-node 2 two_processes.py FILE DTYPE ACCUMULATE [CONTEXT_PARALLEL]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Notes(Monitor):
         self.curve.append([step, training_loss, evaluation.loss])
 
 
-def run(dtype: torch.dtype, accumulate: int) -> dict[str, object] | None:
+def run(dtype: torch.dtype, accumulate: int, context_parallel: int = 1) -> dict[str, object] | None:
     """Train a small model of a few steps; what the main process has, None in others."""
     settings = LanguageSettings(
         steps=7,
@@ -47,7 +47,7 @@ def run(dtype: torch.dtype, accumulate: int) -> dict[str, object] | None:
         rate=0.01,
         warmup=2,
         clip=0.5,
-        execution=Execution("no", accumulate),
+        execution=Execution("no", accumulate, context_parallel=context_parallel),
         looks=EvaluationSettings(every=3, log_every=7, tensorboard=True),
     )
     accelerator, notes = accelerator_for(settings), Notes()
@@ -67,6 +67,6 @@ def run(dtype: torch.dtype, accumulate: int) -> dict[str, object] | None:
 
 
 if __name__ == "__main__":
-    made = run(getattr(torch, sys.argv[2]), int(sys.argv[3]))
+    made = run(getattr(torch, sys.argv[2]), *map(int, sys.argv[3:]))
     if made is not None:
         torch.save(made, sys.argv[1])

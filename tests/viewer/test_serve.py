@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 import saccade
-from saccade.viewer.server import _address_file, _app, _serve, _view
+from saccade.viewer.server import _app, _serve, _view
 from saccade.viewer.server._serve import Viewer, open_browser
 from saccade.viewer.server._view import open_session
 
@@ -194,7 +194,7 @@ def test_the_token_is_no_argument_of_the_browser(session, opened, tmp_path):
 def test_the_file_of_the_address_goes(session, opened, tmp_path, monkeypatch, after):
     with Viewer(session) as viewer:
         if after == "a while":
-            monkeypatch.setattr(_address_file, "LIFE", 0.0)
+            monkeypatch.setattr(_serve, "ADDRESS_LIFE", 0.0)
             assert viewer.open_browser()
         else:
             monkeypatch.setattr(_serve, "open_browser", lambda url: False)

@@ -18,6 +18,7 @@ from . import (
     generate,
     heads,
     look,
+    plan,
     predict,
     prune,
     step,
@@ -68,7 +69,7 @@ def _shell(
 
 COMMANDS = (
     *(look, view, step, heads, diagram, generate, train, test, predict, distill, embed, prune),
-    *(verify, bench, compare, docs, doctor),
+    *(verify, bench, compare, plan, docs, doctor),
 )
 for command in COMMANDS:
     command.register(app)

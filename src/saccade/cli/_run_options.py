@@ -92,13 +92,18 @@ step, and --resume goes on from there.
 
 @contextlib.contextmanager
 def ending(out: Path) -> Iterator[None]:
-    """Exit with a message and a status if a signal ends the run into `out`."""
+    """Exit with a message and a status if a signal, or another process, ends the run into `out`."""
+    from ..distributed import RankFailed
     from ..make.training import Stopped
     from ..make.training.processes import OtherProcessFailed, is_main_process
 
     try:
         yield
     except OtherProcessFailed:
+        raise typer.Exit(2) from None
+    except RankFailed as failed:
+        if is_main_process() or failed.rank == 0:  # then the main process cannot say it
+            typer.echo(f"saccade: error: {failed}; {out} keeps its checkpoints; --resume goes on", err=True)
         raise typer.Exit(2) from None
     except Stopped as stopped:
         if is_main_process():

@@ -150,6 +150,13 @@ class MachineOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class LanguageMachineOptions(MachineOptions):
+    """Memory and speed"""
+
+    context_parallel: int = option(1, "Processes that share each window, for long contexts; needs torchrun.")
+
+
+@dataclasses.dataclass(frozen=True)
 class EvaluationOptions:
     """Evaluation and checkpoints"""
 

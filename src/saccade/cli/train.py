@@ -34,6 +34,7 @@ from ._task_options import (
 from ._train_options import (
     EvaluationOptions,
     FileOptions,
+    LanguageMachineOptions,
     LearningOptions,
     MachineOptions,
     ModelOptions,
@@ -76,7 +77,7 @@ def language_model(
     data: TextInputOptions,
     shape: ModelOptions,
     learning: LearningOptions,
-    machine: MachineOptions,
+    machine: LanguageMachineOptions,
     keeping: EvaluationOptions,
 ) -> None:
     """Train a language model on TEXT, and measure what its heads do.

@@ -174,7 +174,7 @@ def _stack_verified(
     if not target.rpartition(":")[0].endswith(".py"):
         return None
     from ..verification import Limits
-    from ..verification._factory import is_factory, verify_made
+    from ..verification._verify_stack import is_factory, verify_made
 
     if not is_factory(target):
         return None

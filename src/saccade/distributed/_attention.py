@@ -5,8 +5,7 @@ Shape legend: B batch, Hq / Hkv query and key-value heads, n rows of this rank, 
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,15 +15,11 @@ from ..operator._biases import Bias, TensorBias, as_bias
 from ..operator._call import CheckedCall
 from ..operator._checks import check_inputs, make_call
 from ..operator._dropout import Dropout
-from ..operator._masks import Window
+from ..operator._observers import aside
 from ..operator._unknown_arguments import with_arguments_of
-from . import _ulysses
-from ._exchange import agree, same_everywhere
-from ._plan import SequencePlan
-from ._ring import RingAttention
-from ._tiles import TileSettings
-
-_EVERYTHING = Window(None, None)  # a slice of it says where it is, which biases and dropout need
+from . import _ring, _ulysses
+from ._exchange import agree_quickly
+from ._plan import SequencePlan, check_plan
 
 
 def attention(
@@ -59,7 +54,7 @@ def attention(
     Raises:
         TypeError, ValueError: as `saccade.attention`; shards that are not the plan's; arguments that the layout cannot
             do, or that are not the same on all ranks. Every rank raises.
-        RuntimeError: a rank does not answer.
+        RankFailed: a rank has ended, hangs, or raised an error.
 
     Example:
         >>> import torch, torch.distributed as dist, saccade
@@ -104,34 +99,26 @@ def _run(
     dropout: float | Dropout = 0.0,
     **scoring: Any,
 ) -> tuple[Tensor, Tensor]:
-    if not isinstance(plan, SequencePlan):
-        raise TypeError(f"plan must be a plan of saccade.distributed.plan, got {type(plan).__name__}")
+    check_plan(plan)
     call, problem = None, None
     try:
-        call = _checked(query, key, value, plan, bias, {**scoring, "dropout": dropout})
+        call = checked(query, key, value, plan, bias, {**scoring, "dropout": dropout})
     except (TypeError, ValueError) as error:
         problem = error
-    seed = _agreed(plan, call, problem, dropout)
-    if problem is not None or call is None:
-        assert problem is not None
-        raise problem
-    drawn = call.whole.dropout
-    if drawn is not None and seed is not None:
-        drawn = Dropout(drawn.p, seed)
-    whole, parameter = call.whole, None if call.bias is None else call.bias.parameter
-    if plan.layout == "ulysses":
-        return _ulysses.run(plan, call.tensors, whole)
-    mask = whole.mask
-    if mask is None and (call.bias is not None or drawn is not None):
-        mask = _EVERYTHING
-    form = None if call.bias is None else call.bias._form()
-    settings = TileSettings(plan, mask, form, whole.scale, whole.softcap, drawn, call.own_rows)
-    out, lse = RingAttention.apply(settings, *call.tensors, parameter, whole.sink)
-    return out, lse
+    seed = agreed(plan, call, problem, dropout)
+    assert call is not None
+    whole = call.whole
+    if whole.dropout is not None and seed is not None:
+        whole = replace(whole, dropout=Dropout(whole.dropout.p, seed))
+    if plan.grid[0] > 1:
+        with aside():  # no observer is notified of calls on shards
+            return _ulysses.run(plan, call.tensors, whole)
+    query, key, value = call.tensors
+    return _ring.run(plan, replace(whole, query=query, key=key, value=value, bias=call.bias), call.own_rows)
 
 
 @dataclass(frozen=True, eq=False)
-class _ShardedCall:
+class ShardedCall:
     """A call that is right on this rank; `whole` has tensors of the whole sequence's shapes, without data."""
 
     whole: CheckedCall
@@ -140,7 +127,10 @@ class _ShardedCall:
     own_rows: bool
 
 
-def _checked(query: Any, key: Any, value: Any, plan: SequencePlan, given: Any, options: dict[str, Any]) -> _ShardedCall:
+def checked(
+    query: Any, key: Any, value: Any, plan: SequencePlan, given: Any, options: dict[str, Any], whole_bias: bool = False
+) -> ShardedCall:
+    """The call, `given` its bias, in the contract's terms; `whole_bias`: a bias of this rank's rows is an error."""
     query, key, value = tensors = check_inputs(query, key, value)
     held = plan.held(plan.rank)
     for name, tensor in (("query", query), ("key", key)):
@@ -153,24 +143,28 @@ def _checked(query: Any, key: Any, value: Any, plan: SequencePlan, given: Any, o
     bias = as_bias(given)
     own_rows = isinstance(bias, TensorBias) and bias.parameter.shape[2] == held and held not in (1, plan.length)
     if own_rows:
-        if plan.layout == "ulysses":
-            raise ValueError("bias has only this rank's rows: layout 'ulysses' computes all rows, pass the whole bias")
+        if whole_bias or plan.grid[0] > 1:
+            raise ValueError("bias has only this rank's rows: this call computes other rows too, pass the whole bias")
         assert bias is not None
         bias._check(query.shape[0], query.shape[1], held, plan.length)
     whole_query, whole_key, whole_value = wholes
     shared = None if own_rows else given
     whole = make_call(whole_query, whole_key, whole_value, plan.mask, bias=shared, **options)
-    if whole.dropout is not None and plan.layout == "ulysses" and plan.ranks > 1:
-        raise ValueError(
-            "dropout: layout 'ulysses' computes heads apart, and which weights are dropped depends on the number of "
-            "the head; use layout 'ring' or 'gathered'"
-        )
-    return _ShardedCall(whole, tensors, bias if own_rows else whole.bias, own_rows)
+    return ShardedCall(whole, tensors, bias if own_rows else whole.bias, own_rows)
 
 
-def _agreed(plan: SequencePlan, call: _ShardedCall | None, problem: Exception | None, dropout: Any) -> int | None:
-    """Rank 0's seed where dropout is a float. ValueError on every rank if their calls differ."""
+def agreed(
+    plan: SequencePlan,
+    call: ShardedCall | None,
+    problem: Exception | None,
+    dropout: Any = 0.0,
+    operation: str = "attention",
+    more: dict[str, Any] | None = None,
+) -> int | None:
+    """Rank 0's seed where dropout is a float. On every rank ValueError if their calls, or `more` of them, differ; else
+    the problem."""
     facts: dict[str, Any] = {"error": None if problem is None else str(problem), "plan": _description(plan)}
+    facts |= more or {}
     seed, device = None, torch.device("cpu")
     if call is not None:
         query, key, value = call.tensors
@@ -195,12 +189,12 @@ def _agreed(plan: SequencePlan, call: _ShardedCall | None, problem: Exception | 
             "gradients": torch.is_grad_enabled()
             and (any(x.requires_grad for x in learned), key.requires_grad or value.requires_grad),
         }
-    number = int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:8], "big") >> 1
-    found = same_everywhere(plan.group, number, device, "attention", seed or 0)
-    if found is None:
-        agree(plan.group, facts, "attention")
-    return found[0] if found and seed is not None else None
+    first_seed = agree_quickly(plan.group, facts, device, operation, seed or 0)
+    if problem is not None:
+        raise problem
+    return first_seed if seed is not None else None
 
 
 def _description(plan: SequencePlan) -> str:
-    return f"{plan.layout} over {plan.length} rows, mask {plan.digest[:12]}"
+    width, rows = plan.grid
+    return f"{plan.layout} of {rows} x {width} ranks over {plan.length} rows, mask {plan.digest[:12]}"

@@ -17,7 +17,8 @@ from ..operator._masks import Mask
 _LEAF = 256  # rows and keys of the squares whose pairs are looked at
 _LOOKED_AT = 2**31  # pairs; beyond them, what is not decided counts as seen
 _FEWEST, _MOST = 256, 2048  # blocks of a sequence, where it has as many rows
-_LARGEST = 64  # rows of a block of at most _MOST: the kernels' own grain
+_OF_A_RANK = 8  # blocks of a rank, however many ranks there are
+TILE = 64  # rows of a block, unless that makes too many: the kernels' own grain
 
 Array = np.ndarray[Any, Any]
 
@@ -43,20 +44,20 @@ class BlockTable:
         return np.diff(np.append(np.arange(len(self.pairs)) * self.size, self.length))
 
 
-def block_size(length: int) -> int:
+def block_size(length: int, ranks: int = 1) -> int:
     """A power of two."""
-    size = 1
-    while (size < _LARGEST and 2 * _FEWEST * size <= length) or size * _MOST < length:
+    size, most = 1, max(_MOST, _OF_A_RANK * ranks)
+    while (size < TILE and 2 * _FEWEST * size <= length) or size * most < length:
         size *= 2
     return size
 
 
-def survey(mask: Mask | None, length: int) -> BlockTable:
-    """The blocks of a mask over `length` rows and as many keys.
+def survey(mask: Mask | None, length: int, size: int | None = None) -> BlockTable:
+    """The blocks of a mask over `length` rows and as many keys, of `size` rows each, a power of two.
 
     Squares that the mask decides as a whole are not looked into. ValueError: the mask does not fit the length.
     """
-    size = block_size(length)
+    size = size or block_size(length)
     count = -(-length // size)
     table = BlockTable(length, size, np.zeros((count, count), dtype=np.bool_), np.zeros(count), "")
     digest = hashlib.sha256(f"{length} {size}".encode())

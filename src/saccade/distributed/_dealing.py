@@ -43,9 +43,14 @@ def _cost(owner: Array, table: BlockTable, ranks: int) -> float:
     return float(work.max()) + _PAIRS_OF_A_RECTANGLE * spans * spans / ranks
 
 
-def evenly(table: BlockTable, ranks: int) -> Array:
-    """Consecutive parts of equal rows: (n,)."""
-    return _chunks(len(table.pairs), ranks)
+def in_grid(table: BlockTable, grid: tuple[int, int]) -> Array:
+    """The rank of each block, int (n,), in a grid of s rows of h ranks: dealt to the rows, and evenly within each."""
+    width, rows = grid
+    owner = dealt(table, rows) * width
+    for row in range(rows):
+        blocks = np.flatnonzero(owner == row * width)
+        owner[blocks] += _chunks(len(blocks), width)
+    return owner
 
 
 def imbalance(owner: Array, amounts: Array, ranks: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,17 +16,29 @@ from ..operator._masks import Mask, as_mask
 from ..operator._masks._algebra import And
 from ..operator._masks._data import bounded
 from ..operator._masks._intervals import Span
-from ._blocks import Array, BlockTable, survey
-from ._dealing import dealt, evenly, imbalance, needed, received
-from ._exchange import Message, agree, exchanged
+from ._blocks import Array, BlockTable, block_size, survey
+from ._costs import CallSizes, Grid, because, cheapest, layouts_of
+from ._dealing import imbalance, in_grid, needed, received
+from ._exchange import Message, agree, agree_quickly, exchanged
+from ._faults import answered, report_uncaught
+from ._heads import Heads, of_heads
+from ._prediction import predicted
+from ._speed import speed_of
 
+_NARROWER = 16  # masks of layers whose plans are remembered
 LAYOUTS = ("auto", "ring", "gathered", "ulysses")
-_STEPS = 1024  # rows of a rank from which on a step of the ring hides the next one's messages
 
 Spans = tuple[Span, ...]
 
 
-def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str = "auto") -> SequencePlan:
+def plan(
+    mask: Mask | Tensor | None,
+    length: int,
+    group: Any = None,
+    layout: str | tuple[int, int] = "auto",
+    *,
+    sizes: CallSizes | None = None,
+) -> SequencePlan:
     """Deal the rows of a sequence to the ranks of a process group. Every rank calls it, with the same arguments.
 
     Rows are dealt in blocks, so that ranks compute equally many visible pairs and hold about equally many rows. Keys
@@ -36,12 +48,18 @@ def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str
         mask: who sees whom in the whole sequence, as in `saccade.attention`; it may differ by item and head.
         length: rows of the whole sequence, as many as keys. Padding is part of the mask.
         group: a process group of torch.distributed; None: all ranks.
-        layout: "ring": keys and values go from rank to rank while others are computed with; at most two parts are held.
-            "gathered": all that a rank needs comes at once, and is held. "ulysses": each rank computes some heads of
-            all rows. "auto": ring, or gathered where ranks hold few rows.
+        layout: "ring": each step computes with one part of the keys while the next part arrives. "gathered": all keys
+            that a rank needs arrive before it computes, and are held. "ulysses": each rank computes some heads of all
+            rows. (h, s), with h * s ranks: h neighbouring ranks share the heads of their rows, and s such head groups
+            form a ring. "auto": the fastest as predicted, with its backward pass; without `sizes` it compares ring and
+            gathered, with `sizes` all. The first such plan of a group measures for 1 to 2 seconds how fast its ranks
+            compute and exchange messages.
+        sizes: of the calls' tensors, for "auto".
 
     Raises:
-        RuntimeError: torch.distributed has no process group, or a rank does not answer.
+        RankFailed: a rank has ended, hangs, or raised an error. From the first plan on, uncaught exceptions of a rank
+            are reported to the others (`sys.excepthook`).
+        RuntimeError: torch.distributed has no process group.
         TypeError, ValueError: an argument is wrong, or not the same on all ranks; every rank raises it.
 
     Example:
@@ -59,17 +77,22 @@ def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str
         )
     if dist.get_rank(group) < 0:
         raise ValueError("plan: this process is no rank of the group: only the group's ranks call plan")
+    report_uncaught()
     table, problem = None, None
     try:
-        if layout not in LAYOUTS:
-            raise ValueError(f"plan: layout must be one of {', '.join(LAYOUTS)}; got {layout!r}")
+        layout = _checked_layout(layout, dist.get_world_size(group))
+        if not isinstance(sizes, CallSizes | None):
+            raise TypeError(f"plan: sizes must be a CallSizes or None, got {sizes!r} ({type(sizes).__name__})")
+        if sizes is not None and layout != "auto":
+            raise ValueError(f"plan: sizes are read with layout='auto' only, got layout={layout!r}")
         length, mask = bounded(length, "plan: length", least=1), as_mask(mask)
-        table = survey(mask, length)
+        table = survey(mask, length, block_size(length, dist.get_world_size(group)))
     except (TypeError, ValueError) as error:
         problem = error
     facts = {
         "length": length,
         "layout": layout,
+        "sizes": str(sizes),
         "error": None if problem is None else str(problem),
         "mask": "" if table is None else table.digest,
     }
@@ -77,7 +100,47 @@ def plan(mask: Mask | Tensor | None, length: int, group: Any = None, layout: str
     if problem is not None:
         raise problem
     assert table is not None and not isinstance(mask, Tensor)
-    return SequencePlan(mask, table, group, layout)
+    reason = "given as layout="
+    if layout == "auto":
+        layout, reason = _chosen(table, group, sizes)
+    return SequencePlan(mask, table, group, layout, reason)
+
+
+def _chosen(table: BlockTable, group: Any, sizes: CallSizes | None) -> tuple[str | Grid, str]:
+    """The cheapest layout and the reason, as rank 0 predicts them."""
+    world = dist.get_process_group_ranks(group or dist.group.WORLD)
+    if len(world) == 1:
+        return "ring", "one rank has all rows"
+    speed = speed_of(group, sizes or CallSizes())
+    chosen: list[Any] = [None, None]
+    if dist.get_rank(group) == 0:
+        costs = predicted(table, sizes or CallSizes(), speed, layouts_of(len(world), sizes))
+        best = cheapest(costs)
+        chosen = [best.grid if best.layout == "grid" else best.layout, f"{because(costs)} (measured: {speed})"]
+    with answered(group, "plan, the choice of a layout"):
+        dist.broadcast_object_list(chosen, world[0], group)
+    layout, reason = chosen
+    return layout, reason
+
+
+def _checked_layout(layout: Any, ranks: int) -> str | Grid:
+    if isinstance(layout, str) and layout in LAYOUTS:
+        return layout
+    if not isinstance(layout, tuple) or len(layout) != 2:
+        raise ValueError(f"plan: layout must be (h, s) or one of {', '.join(LAYOUTS)}; got {layout!r}")
+    width, rows = (bounded(size, "plan: layout", least=1) for size in layout)
+    if width * rows != ranks:
+        raise ValueError(f"plan: layout {layout} is a grid of {width * rows} ranks, expected {ranks}")
+    return width, rows
+
+
+class HeadGroup(NamedTuple):
+    """Ranks that deal heads among each other in place of their rows."""
+
+    process_group: Any
+    peers: tuple[int, ...]  # their numbers in the process group
+    number: int  # of this rank among them
+    places: tuple[Spans, ...]  # of each rank's rows, among the rows of all
 
 
 class SequencePlan:
@@ -86,50 +149,50 @@ class SequencePlan:
     Attributes:
         mask: the mask of the whole sequence.
         length: rows of the whole sequence.
-        layout: "ring", "gathered" or "ulysses".
+        layout: "ring", "gathered", "ulysses" or "grid".
+        grid: (h, s), so many ranks deal heads, and so many deal rows: (1, ranks) and (ranks, 1) are ring and ulysses.
         rank, ranks: this process, and the number of them.
         rows: for each rank the spans (start, stop) of rows that it holds, ascending.
         block: rows of a block; what travels is whole blocks.
-        imbalance: visible pairs of the busiest rank, as a share above the mean; 0 under "ulysses", where heads decide.
+        imbalance: visible pairs of the busiest row of the grid, as a share above the mean; 0 under "ulysses", where
+            heads decide.
         digest: of all that the mask shows; the same for masks that show the same.
-        keys_received: for each rank, the number of others' keys that its rows see, in whole blocks.
+        keys_received: for each rank, the number of keys that come from other rows of the grid, in whole blocks.
 
     Example:
         >>> import torch, torch.distributed as dist, saccade
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")
         >>> plan = saccade.distributed.plan(saccade.Window(15, 0), 128, layout="ring")
         >>> print(plan.explain())
-        layout ring: named by the caller
+        layout ring: given as layout=
         128 rows in blocks of 1 over 1 ranks, imbalance 0.0%
         rank 0: rows 0:128 (128); 100.0% of the pairs; receives 0 keys
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, mask: Mask | None, table: BlockTable, group: Any, layout: str) -> None:
+    def __init__(self, mask: Mask | None, table: BlockTable, group: Any, layout: str | Grid, reason: str) -> None:
         self.mask, self.length, self.block = mask, table.length, table.size
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
-        self._owner = evenly(table, self.ranks) if layout == "ulysses" else dealt(table, self.ranks)
+        self.peers = tuple(range(self.ranks))  # the number in the group of each rank of this plan
+        self.grid = (self.ranks, 1) if layout == "ulysses" else (1, self.ranks)
+        if isinstance(layout, tuple):
+            self.grid = layout
+        self._owner = in_grid(table, self.grid)
         self.rows = tuple(self._spans(self._owner == rank) for rank in range(self.ranks))
-        self.layout, self._reason = self._chosen(layout)
+        self.layout, self._reason = "grid" if isinstance(layout, tuple) else layout, reason
         self._take(table)
 
     def _take(self, table: BlockTable) -> None:
         """Derive what depends on the blocks of the mask, for the rows as they are dealt."""
         self._table, self.digest = table, table.digest
-        self.imbalance = 0.0 if self.layout == "ulysses" else imbalance(self._owner, table.pairs, self.ranks)
-        self.keys_received = tuple(received(self._owner, table, self.ranks))
+        width, rows = self.grid
+        self.imbalance = imbalance(self._owner // width, table.pairs, rows)
+        self.keys_received = tuple(np.repeat(received(self._owner // width, table, rows), width).tolist())
         self._narrower: dict[Mask, SequencePlan] = {}
         self._slices: dict[tuple[Span, Span], Mask] = {}
         self.from_rank = lru_cache(None)(self._from_rank)
         self.tiles = lru_cache(None)(self._tiles)
-
-    def _chosen(self, layout: str) -> tuple[str, str]:
-        if layout != "auto":
-            return layout, "named by the caller"
-        held = f"about {self.length // self.ranks} rows for each rank"
-        if self.length < _STEPS * self.ranks:
-            return "gathered", f"{held}: messages take longer than what a step computes"
-        return "ring", f"{held}: the next keys travel while these are computed with"
+        self.column = lru_cache(None)(self._column)
 
     # --- tensors ----------------------------------------------------------------------------------------------------
 
@@ -157,12 +220,34 @@ class SequencePlan:
 
     def _check_size(self, tensor: Tensor, dim: int, size: int, method: str, what: str) -> None:
         if not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] != size:
-            raise ValueError(f"plan.{method}: axis {dim} of {tuple(tensor.shape)} must have {what}, {size}")
+            raise ValueError(f"plan.{method}: dim {dim} of {tuple(tensor.shape)} must have {what}, {size}")
 
-    def cut(self, tensor: Tensor, dim: int, spans: Spans) -> Tensor:
+    @staticmethod
+    def cut(tensor: Tensor, dim: int, spans: Spans) -> Tensor:
         """The rows `spans` along `dim`, one behind the other."""
         cut = [tensor.narrow(dim, start, stop - start) for start, stop in spans]
         return cut[0] if len(cut) == 1 else torch.cat(cut, dim) if cut else tensor.narrow(dim, 0, 0)
+
+    # --- the grid ---------------------------------------------------------------------------------------------------
+
+    def _column(self, heads: Heads) -> SequencePlan:
+        """The plan of some heads for the ranks of this one's column, each with the rows of its row of the grid."""
+        width, rows = self.grid
+        column = copy.copy(self)
+        column.rank, column.ranks, column.grid, column.layout = self.rank // width, rows, (1, rows), "ring"
+        column.peers = self.peers[self.rank % width :: width]
+        column.mask, column._owner = of_heads(self.mask, heads), self._owner // width
+        column.rows = tuple(column._spans(column._owner == row) for row in range(rows))
+        column._take(self._table)
+        return column
+
+    def head_group(self, width: int) -> HeadGroup:
+        """The ranks of this one's row, in a grid whose rows have so many."""
+        first = self.rank // width * width
+        ranks = range(first, first + width)
+        together = self._spans(self._owner // width == first // width)
+        places = tuple(self.within(self.rows[rank], together) for rank in ranks)
+        return HeadGroup(self.group, self.peers[first : first + width], self.rank - first, places)
 
     # --- spans ------------------------------------------------------------------------------------------------------
 
@@ -229,9 +314,11 @@ class SequencePlan:
         if mask is None or _parts(mask) <= _parts(self.mask):
             return self
         if mask not in self._narrower:
+            if len(self._narrower) == _NARROWER:  # documents of a batch are gone with it
+                del self._narrower[next(iter(self._narrower))]
             plan = self._narrower[mask] = copy.copy(self)
             plan.mask = mask if self.mask is None else self.mask & mask
-            plan._take(survey(plan.mask, self.length))
+            plan._take(survey(plan.mask, self.length, self.block))
         return self._narrower[mask]
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
@@ -239,10 +326,10 @@ class SequencePlan:
     def traffic(self, key: Tensor, value: Tensor) -> tuple[int, ...]:
         """Bytes of keys and values that each rank receives in a forward pass, for shards or tensors like these.
 
-        Under "ulysses" queries and outputs travel instead: it depends on the heads, and this raises ValueError.
+        Where heads are dealt, queries and outputs travel, too: it depends on the heads, and this raises ValueError.
         """
-        if self.layout == "ulysses":
-            raise ValueError("plan.traffic: under 'ulysses' what travels depends on the call, not on the mask")
+        if self.grid[0] > 1:
+            raise ValueError(f"plan.traffic: under {self.layout!r} what travels depends on the call, not on the mask")
         row = sum(x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() for x in (key, value))
         return tuple(row * keys for keys in self.keys_received)
 
@@ -250,18 +337,25 @@ class SequencePlan:
         """Layout and reason, imbalance, and for each rank its rows and what it receives: keys, or bytes for `key` and
         `value` like these."""
         unit, counts = "keys", self.keys_received
+        if (key is None) != (value is None):
+            raise ValueError("plan.explain: key and value belong together, got one of them")
         if key is not None and value is not None:
             unit, counts = "bytes", self.traffic(key, value)
-        pairs = np.bincount(self._owner, self._table.pairs, self.ranks)
+        width = self.grid[0]
+        pairs = np.bincount(self._owner // width, self._table.pairs, self.grid[1])
+        name = str(self.grid) if self.layout == "grid" else self.layout
         lines = [
-            f"layout {self.layout}: {self._reason}",
+            f"layout {name}: {self._reason}",
             f"{self.length} rows in blocks of {self.block} over {self.ranks} ranks, imbalance {self.imbalance:.1%}",
         ]
         for rank, spans in enumerate(self.rows):
             where = ", ".join(f"{start}:{stop}" for start, stop in spans) or "none"
-            does = f"{pairs[rank] / max(pairs.sum(), 1):.1%} of the pairs; receives {counts[rank]} {unit}"
+            does = f"{pairs[rank // width] / max(pairs.sum(), 1):.1%} of the pairs; receives {counts[rank]} {unit}"
             if self.layout == "ulysses":
-                does = "all rows of some heads"
+                does = "computes some heads of all rows"
+            elif width > 1:
+                first = rank // width * width
+                does = f"computes some heads of the rows of ranks {first} to {first + width - 1}: {does} of other rows"
             lines.append(f"rank {rank}: rows {where} ({self.held(rank)}); {does}")
         return "\n".join(lines)
 
@@ -273,12 +367,15 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, plan: SequencePlan, dim: int) -> Tensor:
         ctx.plan, ctx.dim, own = plan, dim, shard.contiguous()
+        others_have = (*shard.shape[:dim], *shard.shape[dim + 1 :])
+        facts = {"dim": dim, "shape without it": others_have, "dtype": str(shard.dtype), "plan": plan.digest[:12]}
+        agree_quickly(plan.group, facts, shard.device, "unshard")
         others = [rank for rank in range(plan.ranks) if rank != plan.rank]
         into = [(rank, _like(shard, dim, plan.held(rank))) for rank in others]
         received = exchanged(plan.group, [(rank, own) for rank in others], into, "unshard")
         whole = _like(shard, dim, plan.length)
         for rank, part in ((plan.rank, own), *zip(others, received, strict=True)):
-            _put(whole, dim, plan.rows[rank], part)
+            put(whole, dim, plan.rows[rank], part)
         return whole
 
     @staticmethod
@@ -294,6 +391,12 @@ class _Unshard(torch.autograd.Function):
         return total, None, None
 
 
+def check_plan(plan: Any) -> None:
+    """TypeError unless it is a plan."""
+    if not isinstance(plan, SequencePlan):
+        raise TypeError(f"plan must be what saccade.distributed.plan(...) returns, got {type(plan).__name__}")
+
+
 def size(spans: Spans) -> int:
     """Number of positions in spans."""
     return sum(stop - start for start, stop in spans)
@@ -303,7 +406,8 @@ def _like(tensor: Tensor, dim: int, size: int) -> Tensor:
     return tensor.new_empty((*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]))
 
 
-def _put(whole: Tensor, dim: int, spans: Spans, part: Tensor) -> None:
+def put(whole: Tensor, dim: int, spans: Spans, part: Tensor) -> None:
+    """Write the parts of `part`, one behind the other, to `spans` along `dim`."""
     done = 0
     for start, stop in spans:
         whole.narrow(dim, start, stop - start).copy_(part.narrow(dim, done, stop - start))

@@ -17,11 +17,30 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..operator._call import accumulator_of, share_of_keys, sink_lse
+from ..operator._call import CheckedCall, accumulator_of, share_of_keys, sink_lse
+from ..operator._masks import Window
 from ._exchange import Pending
 from ._plan import SequencePlan, Spans, size
 from ._sums import GradientSums, KeyPart, RowSums
 from ._tiles import EMPTY, Pair, TileSettings
+
+EVERYTHING = Window(None, None)  # a slice of it says where it is, which biases and dropout need
+
+
+def run(plan: SequencePlan, call: CheckedCall, own_rows: bool = False) -> Pair:
+    """out and lse of this rank's rows, which the tensors of the call have; all else is of the whole sequence.
+
+    Args:
+        own_rows: whether a tensor as bias has only the rows of this rank.
+    """
+    mask, bias, parameter = call.mask, None, None
+    if call.bias is not None:
+        bias, parameter = call.bias._form(), call.bias.parameter
+    if mask is None and (bias is not None or call.dropout is not None):
+        mask = EVERYTHING
+    settings = TileSettings(plan, mask, bias, call.scale, call.softcap, call.dropout, own_rows)
+    out, lse = RingAttention.apply(settings, call.query, call.key, call.value, parameter, call.sink)
+    return out, lse
 
 
 class RingAttention(torch.autograd.Function):
@@ -35,6 +54,7 @@ class RingAttention(torch.autograd.Function):
         for part in parts:
             rows.add(part, parameter)
             kept = [part.key, part.value] if part.source is None else []
+            del part  # no more than the next two are held
         out, lse = rows.joined()
         whole = sink_lse(lse, sink)
         if sink is not None:
@@ -57,6 +77,7 @@ class RingAttention(torch.autograd.Function):
             found = grads.add(part)
             if wanted[1] or wanted[2]:
                 of_keys.add(part, found)
+            del part, found
         d_key, d_value = of_keys.joined() if wanted[1] or wanted[2] else (None, None)
         d_sink = _sink_gradient(sink, lse, out, d_out, d_lse) if sink is not None and wanted[4] else None
         return None, grads.of_query(), d_key, d_value, grads.of_bias(), d_sink
@@ -73,9 +94,12 @@ def _parts(plan: SequencePlan, key: Tensor, value: Tensor) -> Iterator[KeyPart]:
         yield _joined(plan, key, value, others, pending.received())
         pending.finish()
         return
-    part, sent = KeyPart(plan.rank, plan.rows[plan.rank], key, value), []
+    part = KeyPart(plan.rank, plan.rows[plan.rank], key, value)
+    sent: list[Pending] = []
     for step in range(1, plan.ranks):
         to, source = (plan.rank + step) % plan.ranks, (plan.rank - step) % plan.ranks
+        if len(sent) > 1:
+            sent.pop(0).finish()
         pending = _fetch(plan, key, value, [to], [source], f"attention, ring step {step}")
         sent.append(pending)
         yield part
@@ -93,10 +117,10 @@ def _fetch(
     sends, receives = [], []
     for rank in to:
         places = plan.within(plan.from_rank(rank, plan.rank), own)
-        sends += [(rank, plan.cut(x, 2, places).contiguous()) for x in (key, value)]
+        sends += [(plan.peers[rank], plan.cut(x, 2, places).contiguous()) for x in (key, value)]
     for rank in sources:
         count = size(plan.from_rank(plan.rank, rank))
-        receives += [(rank, x.new_empty(*x.shape[:2], count, x.shape[3])) for x in (key, value)]
+        receives += [(plan.peers[rank], x.new_empty(*x.shape[:2], count, x.shape[3])) for x in (key, value)]
     return Pending(plan.group, sends, receives, operation)
 
 
@@ -161,10 +185,13 @@ class KeyGradients:
         sends, receives = [], []
         for rank in targets:
             places = plan.within(plan.from_rank(plan.rank, rank), part.spans)
-            sends += [(rank, plan.cut(x, 2, places).to(self.given[0].dtype).contiguous()) for x in gradients]
+            cut = [plan.cut(x, 2, places).to(self.given[0].dtype) for x in gradients]
+            sends += [(plan.peers[rank], x.contiguous()) for x in cut]
         for rank in sources:
             count = size(plan.from_rank(rank, plan.rank))
-            receives += [(rank, x.new_empty(*x.shape[:2], count, x.shape[3])) for x in self.given]
+            receives += [(plan.peers[rank], x.new_empty(*x.shape[:2], count, x.shape[3])) for x in self.given]
+        if len(self.pending) > 1:
+            self.pending.pop(0)[0].finish()
         operation = "attention, backward: gradients of keys and values"
         self.pending.append((Pending(plan.group, sends, receives, operation), sources))
 

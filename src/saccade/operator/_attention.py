@@ -117,6 +117,10 @@ def attention(
         if out is not None:
             return out
     options: dict[str, Any] = {"bias": bias, "scale": scale, "softcap": softcap, "sink": sink, "dropout": dropout}
+    if _observers.THREAD.elsewhere is not None:
+        found = _elsewhere(query, key, value, mask, backend=backend, **options)
+        if found is not None:
+            return found[0]
     if isinstance(key, Int8Rows) and isinstance(value, Int8Rows) and backend in ("auto", "native"):
         out = _attend_rows(query, key, value, mask, options)
         if out is not None:
@@ -141,9 +145,19 @@ def attention_with_lse(*args: Any, backend: str = "auto", **options: Any) -> tup
         >>> torch.allclose(lse, torch.logsumexp(query @ key.mT / 4, dim=-1), atol=1e-5)
         True
     """
+    if _observers.THREAD.elsewhere is not None:
+        found = _elsewhere(*args, backend=backend, **options)
+        if found is not None:
+            return found
     if isinstance(options.get("bias"), Score) and torch.compiler.is_compiling():
         return _run_apart(*args, backend=backend, **options, needs_lse=True)
     return run(make_call(*args, **options, needs_lse=True), backend)
+
+
+def _elsewhere(*args: Any, **options: Any) -> tuple[Tensor, Tensor] | None:
+    """The result from `distributed`; None: the call is computed here, as those inside of another one are."""
+    compute = _observers.THREAD.elsewhere if _observers.THREAD.observers else None
+    return None if compute is None else compute(*args, **options)
 
 
 def _attend_rows(query: Tensor, key: Int8Rows, value: Int8Rows, mask: Any, options: dict[str, Any]) -> Tensor | None:
@@ -205,7 +219,7 @@ def choose(call: CheckedCall, backend: str) -> tuple[Any, str, str]:
         reason = BACKENDS[backend].refuses(call)
         if reason is not None:
             raise ValueError(f"backend {backend!r} cannot do this call: {reason}")
-        return BACKENDS[backend], backend, "named by the caller"
+        return BACKENDS[backend], backend, "given as layout="
     if call.transformed:
         return chunked, "chunked", "forward-mode or torch.func derivatives are being taken"
     not_native = native.refuses(call)

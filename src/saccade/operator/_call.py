@@ -168,6 +168,12 @@ class CheckedCall(AttentionCall):
         return accumulator_of(self.query)
 
     @property
+    def origin(self) -> tuple[int, int, int]:
+        """Row, key and head of the whole problem at which this call begins: dropout counts from there."""
+        row, key = (0, 0) if self.mask is None else self.mask._origin()
+        return row, key, 0 if self.dropout is None else self.dropout._first_head
+
+    @property
     def placement(self) -> Placement:
         """The offset of query rows: row i of this call is at key index `i + placement`, an int or one per item (B,).
 

@@ -36,6 +36,7 @@ class Dropout:
 
     p: float
     seed: int
+    _first_head = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "p", check_probability(self.p, "Dropout: p"))
@@ -51,6 +52,16 @@ class Dropout:
         word = _mix(_mix(keys ^ row[..., None]) + again[..., None])
         kept = word >= math.floor(self.p * 2**32)
         return kept.to(dtype) * (1.0 / (1.0 - self.p))
+
+
+@dataclass(frozen=True)
+class HeadsDropout(Dropout):
+    """The dropout of a call with some heads of a larger one, of which its head 0 is `_first_head`."""
+
+    _first_head: int = 0
+
+    def factor(self, batch: Tensor, heads: Tensor, rows: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+        return super().factor(batch, heads + self._first_head, rows, keys, dtype)
 
 
 class GraphDropout(Dropout):

@@ -6,6 +6,8 @@ operator below a replaced F.scaled_dot_product_attention, say) is the same call 
 
 Who computes a call asks `edits_of` first, and lets the edits answer it; observers receive the call as it was
 computed.
+
+`distributed` takes whole calls: while its model runs, `saccade.attention` has only some rows of a sequence.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ class DenseWeights(NamedTuple):
 
 
 Editor = Callable[[str], "CallEdits | None"]
+# (query, key, value, mask, backend=, **options) -> (out, lse), or None for a call that is to be computed here
+Elsewhere = Callable[..., "tuple[Tensor, Tensor] | None"]
 
 
 class PassiveMode:
@@ -83,6 +87,7 @@ def passive(*hooks: Mapping[Any, Any]) -> bool:
 class _Thread(threading.local):
     observers: tuple[Observer, ...] = ()
     editor: Editor | None = None  # it is asked only where there are observers, too
+    elsewhere: Elsewhere | None = None  # likewise
 
 
 THREAD = _Thread()
@@ -98,6 +103,28 @@ def observed_by(observer: Observer) -> Iterator[None]:
         yield
     finally:
         THREAD.observers = before
+
+
+@contextmanager
+def computed_by(elsewhere: Elsewhere) -> Iterator[None]:
+    """A block in which `elsewhere` may compute this thread's calls of `saccade.attention`, before they are checked.
+    Those that it leaves go to the block around this one."""
+    before = THREAD.elsewhere
+
+    def ask(*args: Any, **options: Any) -> tuple[Tensor, Tensor] | None:
+        computed = elsewhere(*args, **options)
+        return before(*args, **options) if computed is None and before is not None else computed
+
+    THREAD.elsewhere = ask
+    try:
+        with observed_by(_nobody):
+            yield
+    finally:
+        THREAD.elsewhere = before
+
+
+def _nobody(call: ObservedCall) -> None:
+    """Keeps calls from the shortest way, which asks no one."""
 
 
 def notify(observers: tuple[Observer, ...], call: ObservedCall) -> None:

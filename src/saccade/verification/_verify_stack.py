@@ -1,20 +1,29 @@
-"""`saccade.verify_stack`: faults that sit between correct parts of what people run."""
+"""`saccade.verify_stack`: faults that sit between correct parts of what people run.
+
+A string names a stack, "path/to/stack.py:make": a function without arguments that returns what is verified.
+"""
 
 from __future__ import annotations
 
+import ast
 import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._verify import Progress, received
 from .report._report import Report
 from .running._job import Message
-from .running._stack_job import StackOpened, messages
+from .running._stack_job import StackJob, StackOpened, messages
 from .stacks._documents import Documents
 from .stacks._opened import Given
 from .stacks.probes import PROBES
+from .subject._load import split
+
+if TYPE_CHECKING:
+    from ._verify import Progress
+    from .running._child import Limits
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,3 +123,27 @@ def stack_report(
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.severity))
     seconds = time.perf_counter() - start
     return StackReport(stack.name, "", stack.assumed, stack.causal, tuple(findings), tuple(outcomes), seconds, printed)
+
+
+def is_factory(named: str) -> bool:
+    """Whether the file's function of this name takes no arguments: it can only make a stack. The file is not run."""
+    try:
+        path, name = split(named)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (ValueError, SyntaxError, OSError):  # which verifying a module reports
+        return False
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    return bool(functions) and not any(
+        [functions[-1].args.posonlyargs, functions[-1].args.args, functions[-1].args.vararg]
+    )
+
+
+def verify_made(
+    named: str, limits: Limits | None = None, progress: Progress | None = None, **promises: Any
+) -> StackReport:
+    """The report on the stack that the function of this name returns. It is made and verified in a child process."""
+    from .running._child import Limits, isolated
+
+    given = {name: value for name, value in promises.items() if value is not None}
+    job = StackJob(named, given)
+    return stack_report(isolated(job, limits or Limits()), named, progress, len(job.names))

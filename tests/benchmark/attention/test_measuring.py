@@ -23,7 +23,7 @@ from saccade.benchmark.attention import (
     sets,
 )
 from saccade.benchmark.attention.cases import CaseInputs
-from saccade.benchmark.attention.limits import limits_of, own_limit
+from saccade.benchmark.attention.machine import limits_of, own_limit
 
 CASE = Case(17, 17, "causal", heads=6, kv_heads=3, width=5, value_width=5)
 QUICK = MeasurementSettings(threads=1, budget=Budget(seconds=0.0, least=2, most=2, block=1e-6))

@@ -15,8 +15,7 @@ from saccade.benchmark.attention import (
     MeasurementGroup,
     tables,
 )
-from saccade.benchmark.attention.growth import exponents, series
-from saccade.benchmark.attention.results import LimitReadings
+from saccade.benchmark.attention.results import LimitReadings, exponents, series
 from saccade.support import _numbers
 
 CASE = Case(100, 100, heads=2, kv_heads=1, width=5, value_width=5)  # 2 * 10 * 10^4 * 2 = 400,000 operations

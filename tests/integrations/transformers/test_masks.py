@@ -26,7 +26,7 @@ from transformers.masking_utils import (
 import saccade
 from saccade import Causal
 from saccade.integrations.transformers import register, unregister
-from saccade.integrations.transformers._masks import saccade_mask
+from saccade.integrations.transformers._attention import saccade_mask
 from saccade.interception._hooks.transformers import MaskTensor, UnknownAttention, _mask_functions as reading
 
 BATCH = 3

@@ -17,7 +17,7 @@ from published import (
     written,
 )
 from saccade import models
-from saccade.models.decoding.targets import TargetStep
+from saccade.models.decoding.step import TargetStep
 from saccade.variants import LongformerConfig
 
 SIZES = dict(

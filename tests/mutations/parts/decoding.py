@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-BEAM, TARGETS = "src/saccade/make/models/decoding/beam.py", "src/saccade/make/models/decoding/targets.py"
+BEAM, TARGETS = "src/saccade/make/models/decoding/beam.py", "src/saccade/make/models/decoding/step.py"
 CONSTRAINTS, PAIR = "src/saccade/make/models/decoding/constraints.py", "src/saccade/make/models/text/encoder_decoder.py"
 SEARCH, T5 = ("tests/models/test_beam_search.py",), ("tests/models/families/test_t5.py",)
 BART = ("tests/models/families/test_bart.py",)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-CALL, RING, SUMS, TILES, HEADS, MODELS = (
-    f"src/saccade/distributed/_{name}.py" for name in ("attention", "ring", "sums", "tiles", "ulysses", "models")
+CALL, RING, SUMS, TILES, SWAP, HEADS, PLAN, MODELS, NUMBERS, CACHE = (
+    f"src/saccade/distributed/_{name}.py"
+    for name in ("attention", "ring", "sums", "tiles", "ulysses", "heads", "plan", "running", "statistics", "decoding")
 )
 TESTS = ("tests/distributed/test_attention.py",)
+MEASURED = ("tests/distributed/test_statistics.py",)
+DECODED = ("tests/distributed/test_decoding.py",)
 
 FAULTS = (
     Fault(
@@ -44,17 +47,17 @@ FAULTS = (
     ),
     Fault(
         "shards-dropout-positions",
-        CALL,
-        "(call.bias is not None or drawn is not None)",
-        "call.bias is not None",
+        RING,
+        "(bias is not None or call.dropout is not None)",
+        "bias is not None",
         TESTS,
         "Without a mask, dropout counts rows and keys from the rectangle.",
     ),
     Fault(
         "shards-dropout-seed",
         CALL,
-        "found[0] if found and seed is not None",
-        "None if found and seed is not None",
+        "found if seed is not None",
+        "None if seed is not None",
         TESTS,
         "Each rank drops weights by a seed of its own.",
     ),
@@ -76,7 +79,7 @@ FAULTS = (
     ),
     Fault(
         "shards-shared-key-heads",
-        HEADS,
+        SWAP,
         "total[:, list(of[rank])] +=",
         "total[:, list(of[rank])] =",
         TESTS,
@@ -85,9 +88,81 @@ FAULTS = (
     Fault(
         "shards-mask-of-layers",
         MODELS,
-        "plan=self.plan._narrowed(own)",
+        "plan=self.plan._narrowed(mask)",
         "plan=self.plan",
         ("tests/distributed/test_models.py",),
         "A layer's own mask, such as a sliding window, is dropped.",
+    ),
+    Fault(
+        "shards-dropout-heads",
+        SWAP,
+        "HeadsDropout(drawn.p, drawn.seed, mine[0])",
+        "HeadsDropout(drawn.p, drawn.seed, 0)",
+        TESTS,
+        "Every rank drops the weights of the first heads.",
+    ),
+    Fault(
+        "shards-column-of-a-grid",
+        PLAN,
+        "self.peers[self.rank % width :: width]",
+        "self.peers[:: width]",
+        TESTS,
+        "Each column of a grid gets the keys of the first column's heads.",
+    ),
+    Fault(
+        "shards-rows-of-a-grid",
+        PLAN,
+        "places = tuple(self.within(self.rows[rank], together) for rank in ranks)",
+        "places = tuple(((n * size(self.rows[first]), (n + 1) * size(self.rows[first])),) for n in range(width))",
+        TESTS,
+        "Rows of a grid are joined rank after rank, not in the order of the sequence.",
+    ),
+    Fault(
+        "shards-first-key",
+        NUMBERS,
+        "sight._replace(first=first)",
+        "sight",
+        MEASURED,
+        "Each rank takes the first key of its own heads for that of all.",
+    ),
+    Fault(
+        "shards-keys-of-a-group",
+        NUMBERS,
+        "plan.ranks, whole_groups=differ)",
+        "plan.ranks)",
+        MEASURED,
+        "Norms of keys are over those that some query heads of a group see.",
+    ),
+    Fault(
+        "shards-order-of-weights",
+        NUMBERS,
+        "[order.index(head) for head in at_heads]",
+        "order",
+        MEASURED,
+        "Weights have the order in which heads were dealt.",
+    ),
+    Fault(
+        "shards-merged-step",
+        CACHE,
+        "every.insert(plan.rank, packed)",
+        "every.insert(0, packed)",
+        DECODED,
+        "Each rank merges its own part first, and ranks differ in the last bits.",
+    ),
+    Fault(
+        "shards-step-slices",
+        CACHE,
+        "mask.slice(rows, keys, lengths=lengths)",
+        "mask.slice(rows, (0, keys[1] - keys[0]), lengths=lengths)",
+        DECODED,
+        "The keys of a span are taken for the first ones of the sequence.",
+    ),
+    Fault(
+        "shards-rollback",
+        CACHE,
+        "self._layer.rollback(before - self.held[self.plan.rank])",
+        "self._layer.rollback(min(before, count))",
+        DECODED,
+        "Every rank forgets as many tokens as the sequence.",
     ),
 )

@@ -6,7 +6,7 @@ from ..fault import Fault
 
 RUNS, IMPORTANCE, RESULT, PATCHING, PATCH_RUNS, PATHS, PATCHES = (
     f"src/saccade/see/attribution/_{name}.py"
-    for name in ("runs", "importance", "importance_result", "patching", "patching_runs", "paths", "patching_result")
+    for name in ("runs", "importance", "importance_result", "patching", "patching_runs", "patching", "patching_result")
 )
 BATCHES = "src/saccade/see/attribution/_patching_batches.py"
 KEYS = "src/saccade/see/intervention/_intervene.py"

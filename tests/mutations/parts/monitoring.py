@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-RULES, TALLY = "src/saccade/see/monitoring/_alarms_rules.py", "src/saccade/see/monitoring/_monitor_tally.py"
+RULES, TALLY = "src/saccade/see/monitoring/_alarms_rules.py", "src/saccade/see/monitoring/_monitor.py"
 ALARMS, MONITOR = "tests/monitoring/test_alarms.py", "tests/monitoring/test_monitor.py"
 SCORES = "src/saccade/see/inspection/_scores.py"
 

@@ -124,7 +124,7 @@ FAULTS = (
     ),
     Fault(
         "file-of-the-address",
-        "src/saccade/see/viewer/server/_address_file.py",
+        "src/saccade/see/viewer/server/_serve.py",
         "os.O_EXCL, 0o600",
         "os.O_EXCL, 0o644",
         ("tests/viewer/test_serve.py",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..fault import Fault
 
 TILED, HEADS = "src/saccade/operator/_statistics/_tiled.py", "src/saccade/operator/_statistics/_heads.py"
-PLACES, HISTOGRAMS = "src/saccade/operator/_statistics/_places.py", "src/saccade/operator/_statistics/_histograms.py"
+PLACES, HISTOGRAMS = "src/saccade/operator/_statistics/_rows.py", "src/saccade/operator/_statistics/_histograms.py"
 NUMBERS, POISON = "tests/statistics/test_numbers.py", "tests/statistics/test_poison.py"
 BINS = "tests/statistics/test_histograms.py"
 

@@ -367,7 +367,7 @@ FAULTS = (
     ),
     Fault(
         "trials-of-two-runs",
-        "src/saccade/make/tasks/_searching/_folder.py",
+        "src/saccade/make/tasks/_searching/_trials.py",
         "        clear(out)\n        _remove_run(out)\n    name, card",
         "        pass\n    name, card",
         (SEARCH,),

@@ -1,5 +1,9 @@
 """The probe of sequences on several ranks: a model whose shards are computed as one, and faults of stacks for ranks."""
 
+import os
+import select
+import signal
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import saccade
+from saccade.verification.stacks._ranks import ranks
 
 WINDOW, VOCABULARY, WIDTH = 5, 61, 24
 
@@ -129,3 +134,19 @@ def test_what_differs_on_one_rank_is_said_of_one_rank():
     model = Model()
     report = saccade.verify_stack(model, pack=packed, shard=lambda documents: sharing(model)(documents[::-1]))
     assert [f.where for f in report.findings if f.probe == "shards"] == ["1 rank"]
+
+
+def test_ranks_end_with_the_process_that_forked_them():
+    """One that is terminated closes nothing itself: each rank would wait at an end of a pipe that it has inherited."""
+    source, waiting = os.pipe()
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        os.close(source)
+        with ranks(2, lambda documents: torch.zeros(1, 1, 1)) as call:
+            call([[0]])
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.close(waiting)
+    os.waitpid(child, 0)
+    assert select.select([source], [], [], 20)[0] and os.read(source, 1) == b""  # the last holder has ended
+    os.close(source)

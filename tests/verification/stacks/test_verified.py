@@ -69,7 +69,7 @@ def test_a_stack_that_nothing_can_test_does_not_pass():
 @pytest.mark.slow
 def test_the_command_verifies_a_decorated_factory_once(tmp_path):
     """It prints the report; the decorator would raise it."""
-    from saccade.verification._factory import verify_made
+    from saccade.verification._verify_stack import verify_made
 
     (tmp_path / "stack.py").write_text(THEIRS.replace("@pytest.fixture", "").replace("def packed", "def make"))
     report = verify_made(f"{tmp_path / 'stack.py'}:make")

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...operator._attention import attention
 from ...operator._biases import ALiBi
 from .cases import Case, CaseInputs
-from .limits import Limit, limits_of
+from .machine import Limit, limits_of
 
 Forward = Callable[[], Tensor]  # -> (B, Hq, Lq, Dv)
 

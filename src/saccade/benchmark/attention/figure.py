@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...support import _numbers
 from .._figures import MARKS, new_figure, rendered, style, without_zeros
-from .growth import Series, series
-from .results import BenchmarkReport
+from .results import BenchmarkReport, Series, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

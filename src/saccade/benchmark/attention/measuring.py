@@ -11,9 +11,8 @@ from ...support._machine import watch_others
 from .cases import Case, CaseInputs
 from .checking import CaseJudge, staged
 from .contenders import Contender
-from .growth import exponents
-from .limits import Limit, own_limit
-from .results import DISTURBED, BenchmarkReport, LimitReadings, Measurement, MeasurementGroup
+from .machine import Limit, own_limit
+from .results import DISTURBED, BenchmarkReport, LimitReadings, Measurement, MeasurementGroup, exponents
 from .statistics import quartiles
 from .timing import Budget, Stopwatch, first_line, quiet, take_turns, thread_count
 

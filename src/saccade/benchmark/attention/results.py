@@ -9,7 +9,7 @@ from typing import Any
 
 from ...support._plain_values import parsed_json, plain_values
 from .cases import Case
-from .statistics import Quartiles, paired_ratio, quartiles
+from .statistics import Quartiles, exponent, paired_ratio, quartiles
 
 DISTURBED = 0.1  # share of processor time used by other programs
 
@@ -131,3 +131,61 @@ def _group(read: dict[str, Any]) -> MeasurementGroup:
 def _row(read: dict[str, Any]) -> Measurement:
     fields = {name: value for name, value in read.items() if name != "memory"}  # which 0.2 wrote
     return Measurement(**{**fields, "case": Case(**read["case"]), "readings": tuple(read["readings"])})
+
+
+@dataclass
+class Series:
+    """Rows of a contender in ascending order of length."""
+
+    contender: str
+    rows: list[Measurement] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        words = [word for word in self.rows[0].case.label.split() if not word.startswith(("L=", "Lk="))]
+        return " ".join([self.contender, *words])
+
+    @property
+    def lengths(self) -> list[int]:
+        return [row.case.length_k for row in self.rows]
+
+    @property
+    def times(self) -> list[float]:
+        return [row.seconds.median for row in self.rows if row.seconds]
+
+    @property
+    def exponent(self) -> float:
+        return exponent(self.lengths, self.times)
+
+
+def series(report: BenchmarkReport) -> list[Series]:
+    """Series of at least two lengths, in the order of the report."""
+    by_key: dict[tuple[Any, ...], Series] = {}
+    for row in report.rows:
+        if row.seconds is None:
+            continue
+        case = {name: value for name, value in row.case.as_json().items() if not name.startswith("length")}
+        # A decoding query stays short while its cache grows.
+        queries = row.case.length_q if row.case.length_q != row.case.length_k else None
+        key = (row.contender, queries, *case.values())
+        rows = by_key.setdefault(key, Series(row.contender)).rows
+        if all(other.case != row.case for other in rows):
+            rows.append(row)
+    long = [curve for curve in by_key.values() if len(curve.rows) > 1]
+    for curve in long:
+        curve.rows.sort(key=lambda row: row.case.length_k)
+    return long
+
+
+def exponents(report: BenchmarkReport) -> list[dict[str, Any]]:
+    """The fitted exponents of all series with at least three lengths; with two every fit is perfect."""
+    return [
+        {
+            "series": curve.name,
+            "time": curve.exponent,
+            "from": curve.lengths[0],
+            "to": curve.lengths[-1],
+        }
+        for curve in series(report)
+        if len(set(curve.lengths)) > 2
+    ]

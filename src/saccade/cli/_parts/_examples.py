@@ -51,6 +51,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "bench": ("saccade bench --quick",),
     "compare": ("saccade compare --quick",),
+    "plan": (
+        'saccade plan --length 1M --ranks 64 --mask "causal & window(4096)"',
+        "saccade plan --length 256k --ranks 8 --documents lengths.txt --link 25GB/s",
+    ),
     "docs": (
         "saccade docs window mask",
         "saccade docs saccade.nn.SelfAttention --path",

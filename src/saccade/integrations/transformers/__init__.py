@@ -17,9 +17,8 @@ from ...interception._hooks.transformers import (
 )
 from ...operator._call import AttentionCall as AttentionCall
 from ...support._extras import installing
-from ._attention import Attentions, function_giving, statistics, weights
+from ._attention import Attentions, function_giving, saccade_mask, statistics, weights
 from ._classes import as_before, refuse_by_name
-from ._masks import saccade_mask
 
 __all__ = ["UnknownAttention", "functions_wrapped_by", "meaning_of", "register", "unregister"]
 

@@ -8,6 +8,7 @@ Imports the record of a call and masks.
 from __future__ import annotations
 
 from ._calls import SdpaCall, SdpaMeaning
+from ._checkpoints import checkpoints_wrapped_by
 from ._flex import FlexCall, flex_handled_by
 from ._modules import hooked
 from ._replaced import Handler, mha_handled_by, sdpa_handled_by
@@ -17,6 +18,7 @@ __all__ = [
     "Handler",
     "SdpaCall",
     "SdpaMeaning",
+    "checkpoints_wrapped_by",
     "flex_handled_by",
     "hooked",
     "mha_handled_by",

@@ -5,9 +5,8 @@ product of two tensors. What a label means, and how it goes from one tensor to t
 with `_mode.py`. Imports nothing of Saccade.
 """
 
-from ._functions import is_kernel, name_of, tensors_in, writes
 from ._labels import TensorLabels, memory_of
-from ._mode import SDPA, FunctionCall, FunctionMode, overridden
+from ._mode import SDPA, FunctionCall, FunctionMode, is_kernel, name_of, overridden, tensors_in, writes
 from ._products import EinsumSpec, ProductLayout, View, laid_out, outer, spelled
 
 __all__ = [

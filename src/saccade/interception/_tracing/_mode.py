@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,8 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-
-from ._functions import name_of, tensors_in
 
 SDPA = torch._C._nn.scaled_dot_product_attention
 _MULTI_HEAD = inspect.unwrap(F.multi_head_attention_forward)
@@ -99,3 +97,39 @@ def _protocol(kind: Any) -> Any:
 
 
 _USUAL = (_protocol(Tensor), torch._C._disabled_torch_function_impl)  # of tensors and parameters
+
+
+def name_of(func: Any) -> str:
+    """`Tensor.__add__` -> "add", `Tensor.add_` -> "add", `x.mT` -> "mT"."""
+    name = getattr(func, "__name__", str(func))
+    if name == "__get__":
+        name = getattr(func.__self__, "__name__", name)
+    return str(name).strip("_")
+
+
+def writes(func: Any) -> bool:
+    """Whether a function writes into its first argument: `mul_`, `scores[...] = x`, `scores += x`."""
+    name = getattr(func, "__name__", "")
+    return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
+
+
+_WRITING = frozenset("__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ipow__ __imod__".split())
+
+
+def is_kernel(func: Any) -> bool:
+    """Whether a function is a custom operator that computes attention, judged by its name."""
+    if not isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
+        return False
+    name = str(func).lower()
+    return "attention" in name or "attn" in name
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors among arguments or results, including those in lists, tuples and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        for one in value:
+            yield from tensors_in(one)

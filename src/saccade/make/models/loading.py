@@ -15,7 +15,7 @@ from ...operator.variants import MechanismConfig
 from ...support._extras import installing
 from ...support._meta import on_meta
 from ._shortened import shortened
-from .checkpoints.filling import coarser, draw, fill
+from .checkpoints.filling import coarser, draw, fill, label_axes, label_names, label_rows, reorder
 from .checkpoints.gguf import SUFFIX
 from .checkpoints.held_layers import hold_pieces
 from .checkpoints.hub import folder_of
@@ -26,7 +26,6 @@ from .checkpoints.settings import CONFIG, CheckpointSettings, read_settings
 from .decoder_lm.checkpoint import load_own
 from .families import FAMILIES, GRAPHS
 from .held_weights import STORED, check_method, check_stored, check_weights, dtype_beside, readable
-from .label_rows import label_axes, label_names, label_rows, reorder
 from .model import MECHANISM, Family, LoadReport, Model, Request
 from .pruned_heads import remove_saved
 from .text.decoder import TextDecoder

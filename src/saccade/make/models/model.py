@@ -20,11 +20,10 @@ from ...operator.nn._rounded import RoundedLinear, described
 from ...operator.variants import MechanismConfig
 from ...support._whole_file import whole_file
 from .checkpoints.eight_bits import as_torchao, in_eight_bits, quantization_config
-from .checkpoints.generation import generation_settings
 from .checkpoints.keys import KeyMap, Piece, pieces_of
 from .checkpoints.reading import SAFE
 from .checkpoints.sentence_files import sentence_file_names
-from .checkpoints.settings import CONFIG, CheckpointSettings
+from .checkpoints.settings import CONFIG, CheckpointSettings, generation_settings
 from .output import ModelOutput
 from .pruned_heads import PRUNED, UNREADABLE, saved_heads
 from .tokenizers.text import TextTokenizer, open_tokenizer

@@ -16,6 +16,7 @@ from torch import nn
 from ...operator.nn._rounded import Rounding
 from ...support._seeding import seeded
 from ._shortened import shortened
+from .checkpoints.filling import label_axes, label_names, label_rows, reorder
 from .checkpoints.gguf import GgufHeader, read_header
 from .checkpoints.quantised import QuantisedWeights
 from .checkpoints.reading import Stored, find_weights
@@ -31,7 +32,6 @@ from .checkpoints.transformers_reading import (
     require_transformers,
 )
 from .held_weights import STORED, check_stored, dtype_beside, readable
-from .label_rows import label_axes, label_names, label_rows, reorder
 from .model import Family, LoadReport, Request
 from .transformers_model import TransformersModel
 

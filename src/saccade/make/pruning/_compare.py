@@ -35,13 +35,6 @@ class Comparison:
         loss: per predicted token of the text, in nats, (before, after); None without a text.
         judged: number of tokens of the text used for the loss.
         forward: the time of a forward pass on a window of the text, before and after; None without a text.
-
-    Example:
-        >>> import saccade
-        >>> from saccade.pruning import compare_pruned
-        >>> found = compare_pruned(saccade.inspection.open_model().lm, "0.1,0.2")
-        >>> found.layers[0].heads, found.flops[1] < found.flops[0], found.loss
-        ((8, 6), True, None)
     """
 
     pruning: Pruning
@@ -103,16 +96,6 @@ def compare_pruned(
     Raises:
         ValueError: as of `prune`, `choose_heads` and `text_windows`; both heads and keep; a text of one window, if
             heads are ranked.
-
-    Example:
-        >>> import saccade
-        >>> from saccade.pruning import compare_pruned
-        >>> model = saccade.inspection.open_model().lm
-        >>> found = compare_pruned(model, "0.1,0.2")
-        >>> for line in found.lines():
-        ...     print(line)
-        ('Parameters', '3,737,856 -> 3,672,320', '98.2%')
-        ('Attention, 256 tokens', '671,612,928 -> 629,637,120 FLOPs', '93.8%')
     """
     if heads is not None and keep is not None:
         raise ValueError(f"keep: selects heads to remove, but heads are given too; give heads or keep={keep}, not both")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...operator.nn.stacks import LayerObserver
 from .._task_registry import ImageOptions
 from ..models import Model, load
-from ..models.checkpoints.processors import FILE
+from ..models.checkpoints.settings import PROCESSOR
 from ..models.families.vit import CLASSIFIER, Vit
 from ..models.loading import new_model
 from ..models.signals.images import ImageInputs
@@ -27,6 +27,7 @@ from ._classes._class_task import label_of
 from ._classes._results import worst
 from ._example_task import Batch, widened
 from ._media._augmenting import Augmentation
+from ._media._files import MediaTask
 from ._media._image_picture import ImagePanel, class_token_attention, image_picture
 from ._media._images import (
     IMAGES,
@@ -36,7 +37,6 @@ from ._media._images import (
     read_image,
     usual_size,
 )
-from ._media._media_task import MediaTask
 from ._media._neighbours import nearest_neighbours
 from ._task import Baseline, Tested
 from ._temporary import kept_while_used, temporary_folder
@@ -238,4 +238,4 @@ def write_processor(folder: Path, size: tuple[int, int], mean: Sequence[float], 
         "image_mean": list(mean),
         "image_std": list(deviation),
     }
-    (folder / FILE).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    (folder / PROCESSOR).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

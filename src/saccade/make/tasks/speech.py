@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ...operator.nn.stacks import LayerObserver
 from .._task_registry import SpeechOptions
 from ..models import Model, load
-from ..models.checkpoints.processors import FILE
+from ..models.checkpoints.settings import PROCESSOR
 from ..models.families.wav2vec2 import CLASSIFIER, CTC
 from ..models.signals.sound import Samples, SoundInputs
 from ..models.signals.sound_encoder import SoundEncoder
@@ -31,10 +31,10 @@ from ..training import Objective, Settings
 from ._classes._class_task import label_of
 from ._classes._results import heading_of_worst, named_as, worst
 from ._example_task import Batch, widened
+from ._media._augmenting import SoundChanges
 from ._media._characters import needed_frames, padded, text_of
 from ._media._files import Found
 from ._media._mfcc import log_mel, mfcc_regression
-from ._media._sound_changes import SoundChanges
 from ._media._sound_model import SoundModelSizes, new_sound_model
 from ._media._sound_picture import SoundPanel, heard, picture_of_panels, rows_of_characters, rows_of_heads, worst_texts
 from ._media._sounds import (
@@ -166,7 +166,7 @@ class Speech(SpeechOptions, TranscriptTask):
         if self.alphabet.are_those_of(model.folder):
             return model
         folder = temporary_folder()
-        shutil.copyfile(model.folder / FILE, folder / FILE)
+        shutil.copyfile(model.folder / PROCESSOR, folder / PROCESSOR)
         self.alphabet.write(folder)
         model.folder = folder
         return kept_while_used(model, folder)

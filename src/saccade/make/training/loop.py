@@ -230,6 +230,7 @@ class _LoopState:
     def __init__(self, objective: Objective, settings: Settings, accelerator: Accelerator):
         self.accelerator, self.settings, self.objective = accelerator, settings, objective
         objective.recompute_blocks(settings.execution.checkpointing)
+        objective.share_sequences(settings.execution.context_parallel)
         self.model = objective.model
         self.prepared, self.optimizer = accelerator.prepare(self.model, make_optimizer(self.model, settings))
         self.attention: AttentionMonitor | None = None
@@ -329,7 +330,8 @@ class _LoopState:
         return accelerator.reduce(total, "sum").item()
 
     def _parts(self, batch: Any) -> list[Any]:
-        return own_parts(self.accelerator, self.objective.split, batch, self.settings.execution.accumulate)
+        execution, split = self.settings.execution, self.objective.split
+        return own_parts(self.accelerator, split, batch, execution.accumulate, execution.context_parallel)
 
     def _seed(self, step: int, micro: int) -> None:
         torch.manual_seed(step_seed(self.settings.seed, step, micro, self.accelerator.process_index))

@@ -104,6 +104,11 @@ class Objective(ABC):
     def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
         """Evaluate on the validation data with dropout off. With an accelerator, all its processes call this."""
 
+    def share_sequences(self, processes: int) -> None:
+        """Have so many consecutive processes share each sequence. `loss` is then this one's share of the mean loss."""
+        if processes > 1:
+            raise ValueError(f"context_parallel: {type(self).__name__} cannot share sequences, language models can")
+
     def recompute_blocks(self, on: bool) -> None:
         """Turn activation checkpointing on or off: the backward pass then keeps only the input of each block."""
         stacks = [part for part in self.model.modules() if isinstance(part, Stack)]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from .settings import Settings
+from .settings import Execution, Settings
 
 if TYPE_CHECKING:
     from accelerate import Accelerator, PartialState
@@ -22,7 +23,8 @@ T = TypeVar("T")
 def accelerator_for(settings: Settings) -> Accelerator:
     """The `Accelerator`, set up from its launcher and the environment.
 
-    Raises ValueError if the machine does not support the precision, or has more processes than the batch has windows.
+    Raises ValueError if the machine does not support the precision, has more processes than the batch has windows, or
+    a number of them that cannot share sequences.
     """
     # Accelerate is an extra, and slow to import.
     from accelerate import Accelerator
@@ -33,14 +35,30 @@ def accelerator_for(settings: Settings) -> Accelerator:
         raise ValueError("precision: 'fp16' needs a GPU; on a CPU use 'bf16' or 'no'")
     if execution.compile and state.device.type == "cpu" and not _has_compiler():
         raise ValueError("compile: needs a C++ compiler on a CPU, and there is none (g++ or clang++)")
-    parts = state.num_processes * execution.accumulate
+    _check_sequences(execution, state.num_processes)
+    parts = state.num_processes // execution.context_parallel * execution.accumulate
     if settings.batch < parts:
         raise ValueError(
             f"batch: {settings.batch} windows cannot be split among {state.num_processes} processes with "
             f"{execution.accumulate} micro-batches each"
         )
     _forget_another_precision(execution.precision)
-    return Accelerator(mixed_precision=execution.precision, dynamo_backend="inductor" if execution.compile else None)
+    backend = "inductor" if execution.compile else None
+    accelerator = Accelerator(mixed_precision=execution.precision, dynamo_backend=backend)
+    if is_sharded(accelerator) and execution.context_parallel > 1:
+        raise ValueError("context_parallel: is not there for sharded weights (FSDP); use one of them")
+    return accelerator
+
+
+def _check_sequences(execution: Execution, processes: int) -> None:
+    shared = execution.context_parallel
+    if processes % shared:
+        raise ValueError(
+            f"context_parallel: needs a multiple of {shared} processes, got {processes}; start them with "
+            f"`torchrun --nproc-per-node {shared} -m saccade train lm ...`"
+        )
+    if execution.compile and shared > 1:
+        raise ValueError("context_parallel: a compiled model cannot share sequences; use one of them")
 
 
 def _forget_another_precision(precision: str) -> None:
@@ -56,17 +74,20 @@ def is_sharded(accelerator: Accelerator) -> bool:
     return str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)) == "FSDP"
 
 
-def own_parts(accelerator: Accelerator, split: Callable[[T, int], list[T]], batch: T, accumulate: int) -> list[T]:
-    """The micro-batches of this process, on its device. Each item is in exactly one process.
+def own_parts(
+    accelerator: Accelerator, split: Callable[[T, int], list[T]], batch: T, accumulate: int, sharing: int = 1
+) -> list[T]:
+    """The micro-batches of this process, on its device. Each item is in exactly one process, or in those that share it.
 
     Args:
         split: splits a batch (tensors, or dictionaries of them) into a number of parts. Parts may differ by an item;
             the weights of their losses correct for that.
+        sharing: number of consecutive processes that get the same micro-batches.
     """
     from accelerate.utils import send_to_device
 
-    parts = split(batch, accelerator.num_processes * accumulate)
-    first = accelerator.process_index * accumulate
+    parts = split(batch, accelerator.num_processes // sharing * accumulate)
+    first = accelerator.process_index // sharing * accumulate
     return [send_to_device(part, accelerator.device) for part in parts[first : first + accumulate]]
 
 
@@ -94,6 +115,30 @@ def together(processes: Accelerator | PartialState, action: Callable[[], T]) -> 
     if errors:
         raise errors[0] if processes.is_main_process else OtherProcessFailed(str(errors[0]))
     return result  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def failures_named(processes: Accelerator | PartialState, *alike: type[Exception]) -> Iterator[None]:
+    """A block in which all processes compute together. An error of one ends the others with one that names it.
+
+    Args:
+        alike: errors that all processes raise by themselves.
+
+    Raises:
+        RankFailed: another process has ended, hangs or raised an error.
+    """
+    if processes.num_processes == 1:
+        yield
+        return
+    from ...distributed._faults import answered, report
+
+    try:
+        with answered(None, "training"):
+            yield
+    except Exception as error:
+        if not isinstance(error, (OtherProcessFailed, *alike)):
+            report(error)
+        raise
 
 
 def any_of(accelerator: Accelerator, flag: bool) -> bool:

@@ -22,7 +22,7 @@ from ...support._extras import installing
 from .loop import Diverged, Monitor, train
 from .memory import TooLittleMemory
 from .prepared import PreparedRun, Reporter, RunRequest
-from .processes import accelerator_for, is_sharded, joined, together
+from .processes import accelerator_for, failures_named, is_sharded, joined, together
 from .run_folder.layout import check_output, check_still_new, clear, lock_existing, make_folder
 from .run_folder.lock import FileLock
 from .run_folder.resume import LatestCheckpoint, as_begun, newest
@@ -61,6 +61,7 @@ def run_training(
     Raises:
         BlockingIOError: another run is writing into the folder.
         FileExistsError, FileNotFoundError, OSError, ValueError: wrong input, in one line.
+        RankFailed: another process has ended, hangs or raised an error (`saccade.distributed`).
         Diverged: the loss or a gradient was not finite; `anomaly.txt` in the folder names the first such tensor.
         TooLittleMemory: a step did not fit in memory; the message says which sizes to reduce.
         Stopped: a signal came. It is a KeyboardInterrupt.
@@ -130,7 +131,7 @@ def _train(run: RunRequest, prepared: PreparedRun, reporter: Reporter, accelerat
     if main:
         keeper.resume(prepared.state) if prepared.state is not None else keeper.begin()
     try:
-        with StopAtSignal() as signals:
+        with StopAtSignal() as signals, failures_named(accelerator, Diverged):
             train(
                 prepared.objective,
                 prepared.settings,

@@ -42,9 +42,11 @@ class Execution:
         compile: compile the forward and backward pass with `torch.compile`.
         checkpointing: recompute each block in the backward pass instead of storing its activations (Chen et al.,
             "Training Deep Nets with Sublinear Memory Cost", 2016).
+        context_parallel: number of processes that share each sequence, for language models; the processes are this
+            many times as many as the parts of the batch. May change when a run is resumed.
 
     Raises:
-        ValueError: an unknown precision, or `accumulate` below 1.
+        ValueError: an unknown precision; `accumulate` or `context_parallel` below 1.
 
     Example:
         >>> import saccade
@@ -57,6 +59,7 @@ class Execution:
     accumulate: int = 1
     compile: bool = False
     checkpointing: bool = False
+    context_parallel: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "precision", _ALSO.get(self.precision, self.precision))
@@ -65,7 +68,7 @@ class Execution:
                 f"precision: expected 'auto', 'bf16' (bfloat16), 'fp16' (float16) or 'no' (float32, fp32), got "
                 f"{self.precision!r}"
             )
-        _at_least(self, 1, ["accumulate"])
+        _at_least(self, 1, ["accumulate", "context_parallel"])
 
     @property
     def settled(self) -> Execution:

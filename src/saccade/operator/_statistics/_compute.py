@@ -150,8 +150,11 @@ def choose(call: CheckedCall, asked: StatisticsRequest, backend: str) -> Any:
     return BACKENDS[backend]
 
 
-def _statistics(call: CheckedCall, asked: StatisticsRequest, module: Any, has_value: bool) -> Statistics:
-    sight = row_visibility(call)
+def _statistics(
+    call: CheckedCall, asked: StatisticsRequest, module: Any, has_value: bool, sight: RowVisibility | None = None
+) -> Statistics:
+    """`sight` is that of the call, where it is known."""
+    sight = row_visibility(call) if sight is None else sight
     rows: RowStatistics = module.rows(call, asked, sight.standing, sight.first)
     counted = rows.lse != -torch.inf
     if asked.top:

@@ -12,9 +12,8 @@ from .._biases import Placement
 from .._call import CheckedCall
 from .._reference import _logits, _seen_and_bias
 from .._scores._score import ModifiedScores
-from ._places import positions
 from ._request import StatisticsRequest
-from ._rows import RowStatistics
+from ._rows import RowStatistics, positions
 
 
 def refuses(call: CheckedCall, asked: StatisticsRequest) -> str | None:

@@ -29,7 +29,7 @@ _PLAIN = StatisticsRequest((), None, False, 0, frozenset())
 class StepNumbers(NamedTuple):
     """The numbers of one call as the kernels give them, all of them finite."""
 
-    made: _statistics.Memory
+    made: _statistics.StatisticsMemory
     ranges: _statistics.NativeRanges
     norms: Tensor  # (B, Hq, 1), of the output
     sight: RowVisibility

@@ -21,9 +21,8 @@ from .._biases import Placement, Span
 from .._call import CheckedCall
 from .._tiles import NEGATIVE, weigh
 from ._histograms import even_bins, even_edges, octave_bins, octaves, tally
-from ._places import positions
 from ._request import PLACES, StatisticsRequest
-from ._rows import RowStatistics, joined
+from ._rows import RowStatistics, joined, positions
 from ._walk import TileWalk, WeightTile, walks
 
 _GONE = -1000.0  # exp of it is 0 in every dtype, and 0 * it is 0 where 0 * -inf is not

@@ -20,7 +20,7 @@ from .._masks._data import lasting
 from .._masks._placement import At
 from .._scores._score import ModifiedScores
 from .._tiles import TileProblem, logits_of, look
-from ._places import padded_rows, positions, standing
+from ._rows import padded_rows, positions, standing
 
 _ROWS, _KEYS = 256, 2048
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from .._masks import Documents, Mask, Padding, PerHead, mask_classes
 from .._masks._data import describe, numbers
-from .checks import check_sequences
-from .padding import unpad
+from .padding import check_sequences, unpad
 
 # Masks that ask for the distance of query and key only: in a packed row they mean what they mean in each sequence.
 

@@ -65,9 +65,9 @@ def linear_cut(layer: nn.Module, *, rows: Sequence[int] | None = None, columns: 
     return Cut(slices, changes)
 
 
-def head_rows(heads: Iterable[int], width: int, start: int = 0) -> list[int]:
-    """The rows of these heads, each `width` of them, in a matrix whose heads begin at row `start`."""
-    return [start + head * width + row for head in heads for row in range(width)]
+def head_rows(heads: Iterable[int], width: int) -> list[int]:
+    """The rows of these heads, each `width` of them."""
+    return [head * width + row for head in heads for row in range(width)]
 
 
 def commit(model: nn.Module, cuts: Sequence[Cut], optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:

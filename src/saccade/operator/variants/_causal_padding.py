@@ -23,13 +23,6 @@ class CausalPadding(NamedTuple):
         causal: whether queries see no later keys.
         rows: bool (B or 1, Lq), True = a real query; None: all are real. The output of other rows is 0.
         keys: bool (B or 1, Lk), True = a real key; None: all are real.
-
-    Example:
-        >>> import torch, saccade
-        >>> mask = saccade.Causal() & saccade.Padding(torch.tensor([[True, True, False]]))
-        >>> seen = saccade.variants.causal_padding_of(mask, 1, 3, 3, torch.device("cpu"), "mine", "it forms no pairs")
-        >>> seen.causal, seen.keys
-        (True, tensor([[ True,  True, False]]))
     """
 
     causal: bool
@@ -62,16 +55,6 @@ def causal_padding_of(
     Raises:
         TypeError: not a mask.
         ValueError: a mask of another kind, or one that does not fit these sizes.
-
-    Example:
-        >>> import torch, saccade
-        >>> cpu = torch.device("cpu")
-        >>> saccade.variants.causal_padding_of(saccade.Causal(), 2, 5, 5, cpu, "mine", "it forms no pairs")
-        CausalPadding(causal=True, rows=None, keys=None)
-        >>> saccade.variants.causal_padding_of(saccade.Window(1, 0), 2, 5, 5, cpu, "mine", "it forms no pairs")
-        Traceback (most recent call last):
-        ...
-        ValueError: mask: mine takes Causal(), Padding(...) and both of them, since it forms no pairs; got Window(1, 0)
     """
     given = as_mask(mask)
     if given is None:

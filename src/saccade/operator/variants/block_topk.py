@@ -387,15 +387,7 @@ class BlockTopKConfig(MechanismConfig):
 
 
 class BlockTopKAttention(Mechanism):
-    """`block_topk_attention` as a module. It has no parameters; `BlockTopKConfig.build` makes it.
-
-    Example:
-        >>> import torch, saccade
-        >>> mechanism = saccade.variants.BlockTopKAttention(saccade.variants.BlockTopKConfig(block=2, k=1))
-        >>> x = torch.ones(1, 2, 6, 4)
-        >>> mechanism(x, x, x, saccade.Causal()).shape
-        torch.Size([1, 2, 6, 4])
-    """
+    """`block_topk_attention` as a module. It has no parameters; `BlockTopKConfig.build` makes it."""
 
     def __init__(self, config: BlockTopKConfig):
         super().__init__()

@@ -137,13 +137,6 @@ class DifferentialAttention(Mechanism):
 
     Raises:
         ValueError: an odd number of query or key heads.
-
-    Example:
-        >>> import torch, saccade
-        >>> sizes = saccade.variants.HeadSizes(width=8, heads=4, kv_heads=4, head=2, value_head=4)
-        >>> mechanism = saccade.variants.DifferentialConfig().build(sizes)
-        >>> mechanism(torch.ones(1, 4, 5, 2), torch.ones(1, 4, 5, 2), torch.ones(1, 2, 5, 4)).shape
-        torch.Size([1, 2, 5, 4])
     """
 
     calls_are_maps = True

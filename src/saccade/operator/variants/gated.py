@@ -78,16 +78,6 @@ class GatedAttention(Mechanism):
     Args:
         config: elementwise or headwise.
         heads: the sizes of the layer.
-
-    Example:
-        >>> import torch, saccade
-        >>> sizes = saccade.variants.HeadSizes(width=8, heads=2, kv_heads=2, head=4, value_head=4)
-        >>> mechanism = saccade.variants.GatedConfig().build(sizes)
-        >>> x = torch.ones(1, 2, 5, 4)
-        >>> mechanism(x, x, x, tokens=torch.ones(1, 5, 8)).shape
-        torch.Size([1, 2, 5, 4])
-        >>> mechanism.gate
-        Linear(in_features=8, out_features=8, bias=False)
     """
 
     calls_are_maps = True

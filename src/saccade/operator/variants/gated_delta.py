@@ -317,13 +317,6 @@ class GatedDeltaRule(Recurrent):
     Args:
         config: with alpha or without.
         heads: the sizes of the layer.
-
-    Example:
-        >>> import torch, saccade
-        >>> sizes, x = saccade.variants.HeadSizes(8, 2, 2, 4, 4), torch.ones(1, 2, 5, 4)
-        >>> mechanism = saccade.variants.GatedDeltaConfig().build(sizes)
-        >>> mechanism(x, x, x, saccade.Causal(), tokens=torch.ones(1, 5, 8)).shape
-        torch.Size([1, 2, 5, 4])
     """
 
     def __init__(self, config: GatedDeltaConfig, heads: HeadSizes):

@@ -249,15 +249,7 @@ class LinearConfig(MechanismConfig):
 
 
 class LinearAttention(Recurrent):
-    """`linear_attention` as a module. It has no parameters; `LinearConfig.build` makes it.
-
-    Example:
-        >>> import torch, saccade
-        >>> sizes = saccade.variants.HeadSizes(width=8, heads=2, kv_heads=2, head=4, value_head=4)
-        >>> mechanism = saccade.variants.LinearConfig().build(sizes)
-        >>> mechanism(torch.ones(1, 2, 5, 4), torch.ones(1, 2, 5, 4), torch.ones(1, 2, 5, 4), saccade.Causal()).shape
-        torch.Size([1, 2, 5, 4])
-    """
+    """`linear_attention` as a module. It has no parameters; `LinearConfig.build` makes it."""
 
     def __init__(self, config: LinearConfig, heads: HeadSizes):
         super().__init__()

@@ -225,13 +225,6 @@ class LinformerAttention(Mechanism):
     """`linformer_attention` with learned E and F. `LinformerConfig.build` makes it.
 
     Its parameters are `key_projection` and `value_projection`, which is None if E and F are one matrix.
-
-    Example:
-        >>> import saccade
-        >>> sizes = saccade.variants.HeadSizes(width=8, heads=2, kv_heads=2, head=4, value_head=4)
-        >>> mechanism = saccade.variants.LinformerConfig(length=16, rank=4).build(sizes)
-        >>> mechanism.key_projection.shape
-        torch.Size([2, 4, 16])
     """
 
     def __init__(self, config: LinformerConfig, heads: HeadSizes):

@@ -103,14 +103,6 @@ class LongformerAttention(Mechanism):
     positions and norms of queries and keys do not change the rows of global tokens.
 
     With a cache the first call must hold all global tokens: the cache lacks the keys that a later one would need.
-
-    Example:
-        >>> import torch, saccade
-        >>> sizes = saccade.variants.HeadSizes(width=8, heads=2, kv_heads=2, head=4, value_head=4)
-        >>> mechanism = saccade.variants.LongformerConfig(window=2).build(sizes)
-        >>> x = torch.ones(1, 2, 6, 4)
-        >>> mechanism(x, x, x, tokens=torch.ones(1, 6, 8)).shape
-        torch.Size([1, 2, 6, 4])
     """
 
     def __init__(self, config: LongformerConfig, heads: HeadSizes):

@@ -309,15 +309,7 @@ class NystromConfig(MechanismConfig):
 
 
 class NystromAttention(Mechanism):
-    """`nystrom_attention` as a module, with `convolution` (Hq, 1, width) if the configuration has one.
-
-    Example:
-        >>> import torch, saccade
-        >>> sizes = saccade.variants.HeadSizes(width=8, heads=2, kv_heads=2, head=4, value_head=4)
-        >>> mechanism = saccade.variants.NystromConfig(landmarks=4, convolution=3).build(sizes)
-        >>> mechanism.convolution.shape
-        torch.Size([2, 1, 3])
-    """
+    """`nystrom_attention` as a module, with `convolution` (Hq, 1, width) if the configuration has one."""
 
     def __init__(self, config: NystromConfig, heads: HeadSizes):
         super().__init__()

@@ -407,13 +407,6 @@ class PerformerAttention(Recurrent):
     resumed from a checkpoint draws the same vectors. A forward pass that is recomputed during backward (activation
     checkpointing) counts once and uses the same vectors: a number from PyTorch's generator, whose state checkpointing
     restores, identifies each pass.
-
-    Example:
-        >>> import torch, saccade
-        >>> sizes = saccade.variants.HeadSizes(width=8, heads=2, kv_heads=2, head=4, value_head=4)
-        >>> mechanism = saccade.variants.PerformerConfig(features=6).build(sizes)
-        >>> mechanism.projection.shape
-        torch.Size([2, 6, 4])
     """
 
     projection: Tensor  # (Hkv, m, D), float32 unless the module was cast

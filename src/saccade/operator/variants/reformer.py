@@ -338,16 +338,7 @@ class ReformerConfig(MechanismConfig):
 
 
 class ReformerAttention(Mechanism):
-    """`lsh_attention` as a module that stores its random directions. `ReformerConfig.build` makes it.
-
-    Example:
-        >>> import torch, saccade
-        >>> config = saccade.variants.ReformerConfig(buckets=2, rounds=1, chunk=4)
-        >>> mechanism = saccade.variants.ReformerAttention(config)
-        >>> x = torch.ones(1, 2, 12, 4)
-        >>> mechanism(x, x, x, saccade.Causal()).shape  # keys are the queries
-        torch.Size([1, 2, 12, 4])
-    """
+    """`lsh_attention` as a module that stores its random directions. `ReformerConfig.build` makes it."""
 
     seed: Tensor
 

@@ -375,15 +375,7 @@ class SigmoidConfig(MechanismConfig):
 
 
 class SigmoidAttention(Mechanism):
-    """`sigmoid_attention` as a module. It has no parameters; `SigmoidConfig.build` makes it.
-
-    Example:
-        >>> import torch, saccade
-        >>> mechanism = saccade.variants.SigmoidAttention(saccade.variants.SigmoidConfig())
-        >>> x = torch.ones(1, 2, 5, 4)
-        >>> mechanism(x, x, x, saccade.Causal()).shape
-        torch.Size([1, 2, 5, 4])
-    """
+    """`sigmoid_attention` as a module. It has no parameters; `SigmoidConfig.build` makes it."""
 
     def __init__(self, config: SigmoidConfig):
         super().__init__()

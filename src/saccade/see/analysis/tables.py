@@ -31,18 +31,7 @@ WAYS = dict(zip(DIRECTIONS, ("dep→head", "head→dep"), strict=True))
 
 @contextmanager
 def shown_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error, if that is a terminal. Yields a function to call with (done, total).
-
-    Example:
-        >>> from saccade.analysis import Text, study_corpus
-        >>> from saccade.analysis.tables import shown_progress
-        >>> from saccade.inspection import open_model
-        >>> words = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
-        >>> with shown_progress("texts") as progress:
-        ...     study = study_corpus(open_model(), [Text("owl", words)], progress=progress)
-        >>> study.texts
-        ('owl',)
-    """
+    """A progress bar on standard error, if that is a terminal. Yields a function to call with (done, total)."""
     with progress_bar(what, quiet=quiet) as update:
         yield lambda done, total: update(completed=done, total=total)
 
@@ -51,21 +40,7 @@ def shown_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int,
 
 
 def print_corpus(console: Console, study: CorpusScores) -> None:
-    """Print the scores of thirds of the layers, the strongest heads, and the heads by role.
-
-    Example:
-        >>> import sys
-        >>> from rich.console import Console
-        >>> from saccade.analysis import Text, study_corpus, tables
-        >>> from saccade.inspection import open_model
-        >>> words = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
-        >>> study = study_corpus(open_model(), [Text("owl", words)])
-        >>> tables.print_corpus(Console(file=sys.stdout, width=80), study)
-        embedded: 4 layers, 32 heads, on 1 text, ... tokens
-        ...
-        Roles of the heads
-        ...
-    """
+    """Print the scores of thirds of the layers, the strongest heads, and the heads by role."""
     size = f"{counted(study.layers, 'layer')}, {counted(sum(study.heads), 'head')}"
     _title(console, f"{study.model}: {size}, on {_texts(study)}")
     _note(console, "average weight on each kind of token, mean ± standard deviation over texts")
@@ -132,20 +107,7 @@ def _print_roles(console: Console, study: CorpusScores) -> None:
 
 
 def print_comparison(console: Console, comparison: ModelComparison) -> None:
-    """Print what changed between two models: thirds of the layers, and the heads that changed most.
-
-    Example:
-        >>> import sys
-        >>> from rich.console import Console
-        >>> from saccade.analysis import Text, compare, study_corpus, tables
-        >>> from saccade.inspection import open_model
-        >>> words = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
-        >>> study = study_corpus(open_model(), [Text("owl", words)])
-        >>> tables.print_comparison(Console(file=sys.stdout, width=80), compare(study, study))
-        embedded -> embedded, on the same 1 text, ... tokens
-        ...
-        no score of any head changed by 0.005 or more
-    """
+    """Print what changed between two models: thirds of the layers, and the heads that changed most."""
     before, after = comparison.before, comparison.after
     _title(console, f"{before.model} -> {after.model}, on the same {_texts(before)}")
     _note(console, "difference of the mean weight, ± half of its 95 % interval over texts")
@@ -183,26 +145,7 @@ def _change(change: ScoreChange) -> tuple[str, ...]:
 
 
 def print_syntax(console: Console, study: Syntax) -> None:
-    """Print for each frequent relation the head that finds it best, and the best fixed offset.
-
-    Example:
-        >>> import sys
-        >>> from rich.console import Console
-        >>> from saccade.analysis import Sentence, TreebankWord, study_syntax, tables
-        >>> from saccade.inspection import open_model
-        >>> owls = TreebankWord("owls", 0, 4, head=1, relation="nsubj", tag="NOUN", misc={})
-        >>> fly = TreebankWord("fly", 5, 8, head=-1, relation="root", tag="VERB", misc={})
-        >>> sentence = Sentence("1", "owls fly", (owls, fly), new_document=False, metadata={})
-        >>> tables.print_syntax(Console(file=sys.stdout, width=90), study_syntax(open_model(), [sentence]))
-        embedded: relations of 1 sentence, 2 words
-        share of words whose most attended other word is the right one, and the
-        same of the word at the best fixed offset
-        relation            cases  head  right  95 %   anew  offset  right  anew
-        all       head→dep      1  0.0   1.00   .21-1  -         -1  1.00   -
-        nsubj     head→dep      1  0.0   1.00   .21-1  -         -1  1.00   -
-        anew: the best of one half of the sentences, asked about the other half
-        causal model: 1 of 2 cases are left out, since their answer comes later
-    """
+    """Print for each frequent relation the head that finds it best, and the best fixed offset."""
     size = f"{counted(study.sentences, 'sentence')}, {counted(study.words, 'word')}"
     _title(console, f"{study.model}: relations of {size}")
     _note(console, "share of words whose most attended other word is the right one, and the")
@@ -245,24 +188,7 @@ def _left_out(study: Syntax, shown: int) -> Iterator[str]:
 
 
 def print_coreference(console: Console, study: Coreference) -> None:
-    """Print the head that looks from mentions to antecedents best, and the baselines that use no model.
-
-    Example:
-        >>> import sys
-        >>> from rich.console import Console
-        >>> from saccade.analysis import Document, Mention, study_coreference, tables
-        >>> from saccade.inspection import open_model
-        >>> words = ((0, 3), (4, 8), (9, 12), (13, 17))
-        >>> mentions = (Mention(0, 0, 0, "ann"), Mention(2, 2, 2, "ann"))
-        >>> study = study_coreference(open_model(), [Document("1", "Ann said she left", words, mentions)])
-        >>> tables.print_coreference(Console(file=sys.stdout, width=90), study)
-        embedded: antecedents in 1 document, 4 words
-        share of mentions whose most attended other word belongs to an antecedent
-        mention  cases  head  right  95 %   anew  offset  right  nearest  same word
-        all          1  0.6   1.00   .21-1  -         -2  1.00   1.00     .00
-        anew: the best of one half of the texts, asked about the other half
-        nearest: the mention before; same word: the one before with the same head word
-    """
+    """Print the head that looks from mentions to antecedents best, and the baselines that use no model."""
     size = f"{counted(study.documents, 'document')}, {counted(study.words, 'word')}"
     _title(console, f"{study.model}: antecedents in {size}")
     _note(console, "share of mentions whose most attended other word belongs to an antecedent")
@@ -299,21 +225,7 @@ def _best_head_cells(tally: AnswerTally) -> tuple[str, ...]:
 
 
 def print_probe(console: Console, study: Probe) -> None:
-    """Print what a linear probe of each layer gets right.
-
-    Example:
-        >>> import sys
-        >>> from rich.console import Console
-        >>> from saccade.analysis import LabelledSentence, study_probe, tables
-        >>> from saccade.inspection import open_model
-        >>> names, verbs = ("owls", "mice", "cats", "dogs"), ("fly", "run", "sit", "eat")
-        >>> texts = [f"{name} {verb}" for name in names for verb in verbs]
-        >>> sentences = [LabelledSentence(text, text, ((0, 4), (5, 8)), ("NOUN", "VERB")) for text in texts]
-        >>> tables.print_probe(Console(file=sys.stdout, width=90), study_probe(open_model(), sentences))
-        embedded: linear probes for 2 labels
-        learned from 24 words of 12 sentences, tested on 8 words of 4 sentences
-        ...
-    """
+    """Print what a linear probe of each layer gets right."""
     _title(console, f"{study.model}: linear probes for {counted(len(study.labels), 'label')}")
     learned, tested = (
         f"{counted(words, 'word')} of {counted(sentences, 'sentence')}"

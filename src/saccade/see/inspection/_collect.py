@@ -177,11 +177,6 @@ def words_that_fit(model: TextModel | Model, text: str, spans: list[tuple[int, i
 
     Args:
         spans: the words as (start, stop); None: `split_words` of the text.
-
-    Example:
-        >>> from saccade.inspection import open_model, words_that_fit
-        >>> words_that_fit(open_model(), "An owl saw a mouse. " * 100)  # 600 words; the context is 256 tokens
-        169
     """
     model = as_text_model(model)
     spans = split_words(text) if spans is None else spans

@@ -115,14 +115,7 @@ def find(attention: AttentionMap, roles: dict[str, Any] | None = None, limit: in
 
 @renamed_arguments(seen="attention")
 def name_of(attention: AttentionMap, i: int) -> str:
-    """Word ``i`` in quotes, with its ordinal if it occurs more than once: ``the second 'the'``.
-
-    Example:
-        >>> from saccade.inspection import collect, name_of, open_model
-        >>> seen = collect(open_model(), "The cat sat on the mat.")
-        >>> name_of(seen, 2), name_of(seen, 5)
-        ("'cat'", "the second 'the'")
-    """
+    """Word ``i`` in quotes, with its ordinal if it occurs more than once: ``the second 'the'``."""
     word = attention.words[i]
     alike = [j for j, other in enumerate(attention.words) if other.text.casefold() == word.text.casefold()]
     if len(alike) == 1:

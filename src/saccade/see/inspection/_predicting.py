@@ -35,15 +35,6 @@ class Predictor:
         reader: encodes texts.
         module: the model that runs, with its head.
         mask: the id of the mask token of a masked model; None for a model that predicts the next token.
-
-    Example:
-        >>> from saccade.inspection import as_predictor, open_model
-        >>> predictor = as_predictor(open_model())
-        >>> ids = predictor.reader.whole(predictor.reader.encode("The cat sat on the mat.").ids)
-        >>> predictor.logits(ids).shape  # (B, L, V)
-        torch.Size([1, 9, 2048])
-        >>> round(predictor.loss(ids).item(), 1)  # nats for each token
-        4.8
     """
 
     reader: TextModel
@@ -136,14 +127,6 @@ def as_predictor(model: TextModel) -> Predictor:
 
     Raises:
         NoTokenHead: no head gives logits of tokens.
-
-    Example:
-        >>> from saccade.inspection import as_predictor, open_model
-        >>> predictor = as_predictor(open_model())
-        >>> ids = predictor.reader.whole(predictor.reader.encode("Once upon a").ids)
-        >>> token = int(predictor.logits(ids)[0, -1].argmax())
-        >>> predictor.reader.written(token)
-        ' p'
     """
     if isinstance(model, SaccadeModel):
         return Predictor(model, model.module, None, model.lm.model)

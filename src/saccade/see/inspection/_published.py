@@ -109,12 +109,6 @@ def as_text_model(model: TextModel | Model) -> TextModel:
 
     Raises:
         TypeError: a model that does not read text.
-
-    Example:
-        >>> from saccade.inspection import as_text_model, open_model
-        >>> lm = open_model().lm  # a saccade.models.LanguageModel
-        >>> as_text_model(lm).heads
-        (8, 8, 8, 8)
     """
     if isinstance(model, TextModel):
         return model

@@ -73,15 +73,6 @@ def measure_roles(
 
     Raises:
         ValueError: a text of fewer than 16 tokens, or without two different words; a context for less than 2 tokens.
-
-    Example:
-        >>> from saccade.inspection import measure_roles, open_model
-        >>> text = "The owl sat in the old oak. It saw a mouse near the barn, and it flew down."
-        >>> found = measure_roles(open_model().lm, text)
-        >>> len(found["heads"]), sorted(found["heads"][0])
-        (32, ['above_chance', 'decided_by', 'head', 'layer', 'role', 'score', 'scores'])
-        >>> [(head["layer"], head["head"]) for head in found["heads"] if head["role"] == "repeat"]
-        [(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7)]
     """
     model = as_text_model(lm)
     encoding = model.encode(text[:LONGEST_TEXT])
@@ -129,14 +120,6 @@ def role_of(above: dict[str, float], rules: Sequence[RoleRule] = RULES) -> tuple
 
     Args:
         above: scores above chance by name, 0 for chance and 1 for always.
-
-    Example:
-        >>> from saccade.inspection import role_of
-        >>> above = {"repeat": 0.1, "duplicate": 0.0, "previous": 0.7, "self": 0.1, "delimiter": 0.0, "sink": 0.2}
-        >>> role_of({**above, "broad": 0.3})
-        ('previous', 'previous')
-        >>> role_of({**above, "previous": 0.3, "broad": 0.3})
-        ('mixed', 'previous')
     """
     for rule in rules:
         best = max(rule.roles, key=lambda name: above[name])

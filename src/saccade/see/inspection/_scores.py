@@ -27,14 +27,6 @@ def here(attention: AttentionMap) -> dict[str, np.ndarray]:
     themselves. ``repeat`` and ``duplicate``: the weight on the words after the other occurrences of a repeated word,
     and on those occurrences; in a causal model only the earlier ones count. ``broad``: the entropy divided by that of a
     row with equal weights. ``entropy`` is in nats.
-
-    Example:
-        >>> from saccade.inspection import collect, here, open_model
-        >>> habits = here(collect(open_model(), "The cat sat on the mat."))
-        >>> list(habits)
-        ['previous', 'next', 'self', 'sink', 'special', 'delimiter', 'repeat', 'duplicate', 'entropy', 'broad']
-        >>> round(float(habits["previous"][0, 5]), 2)  # layer 0, head 5
-        0.9
     """
     entropy = attention.entropy()
     out = {name: _mean(values) for name, values in by_row(attention, attention.weights).items()} | {"entropy": entropy}
@@ -107,15 +99,6 @@ def telling(weights: np.ndarray, causal: bool = True, alike: np.ndarray | None =
 
     Args:
         weights: (..., W, W).
-
-    Example:
-        >>> import numpy as np
-        >>> from saccade.inspection import telling
-        >>> weights = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.1, 0.8, 0.1]])
-        >>> print(telling(weights).round(2))  # the third word looks at the second one
-        [[0.   0.   0.  ]
-         [0.   0.   0.  ]
-         [0.   0.38 0.  ]]
     """
     if weights.ndim > 3:  # layer by layer: a large model on a long text would need several maps
         of = [None] * len(weights) if alike is None else alike

@@ -16,13 +16,6 @@ class Target(NamedTuple):
 
     `read_target` returns it. If the tokenizer would encode the text of a written target as other tokens, each token is
     a word, and the text is that of the tokens.
-
-    Example:
-        >>> from saccade.inspection import Target, Word
-        >>> words = [Word("<s>", 0, 0, 0, 1, special=True), Word("owlet", 0, 5, 1, 3)]
-        >>> target = Target("owlet", [0, 17, 23], ("<s>", "owl", "et"), words, written=False)
-        >>> target.labels, target.names
-        (('<s>', 'owl', 'et'), ("'<s>'", "'owl' in 'owlet'", "'et' in 'owlet'"))
     """
 
     text: str
@@ -49,20 +42,6 @@ def read_target(model: EncoderDecoder, target: str | int | None, source: Tensor)
 
     Raises:
         ValueError: a model without a start token or whose target is empty, a target without a word or too long.
-
-    Example:
-        >>> import tempfile, torch, transformers
-        >>> from saccade.inspection import open_model, read_target
-        >>> from saccade.models import load
-        >>> sizes = dict(d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, vocab_size=4096)
-        >>> sizes |= dict(decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=32)
-        >>> config = transformers.BartConfig(decoder_start_token_id=0, **sizes)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     transformers.BartForConditionalGeneration(config).save_pretrained(folder)
-        ...     with open(f"{folder}/tokenizer.json", "w") as file:
-        ...         _ = file.write(open_model().lm.tokenizer.to_json())
-        ...     read_target(load(folder), "An owl.", torch.tensor([[0, 5, 2]])).labels
-        ('<s>', 'A', 'n', 'o', 'w', 'l', '.')
     """
     if model.start is None:
         raise ValueError("model: its config.json has no decoder_start_token_id, with which targets begin")
@@ -128,14 +107,7 @@ def _worded(
 
 
 def token_labels(words: Sequence[Word], pieces: Sequence[str]) -> tuple[str, ...]:
-    """The label of each token: its word, or for a word of several tokens the token's own text from ``pieces``.
-
-    Example:
-        >>> from saccade.inspection import Word, token_labels
-        >>> words = [Word("an", 0, 2, 0, 1), Word("owlet", 3, 8, 1, 3)]
-        >>> token_labels(words, ["an", " owl", "et"])
-        ('an', 'owl', 'et')
-    """
+    """The label of each token: its word, or for a word of several tokens the token's own text from ``pieces``."""
     out = []
     for word in words:
         if word.last - word.first == 1:

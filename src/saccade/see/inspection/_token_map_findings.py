@@ -27,10 +27,8 @@ from ._findings import (
 from ._token_map import MapRow, TokenMap, WordLink, WordWeights
 
 
-def find_in_whole(
-    whole: TokenMap, part: WordWeights, roles: dict[str, Any] | None = None, limit: int = 7
-) -> list[MapFinding]:
-    """The most surprising findings, as `find` gives them for a map; never an empty list.
+def find_in_whole(whole: TokenMap, part: WordWeights, roles: dict[str, Any] | None = None) -> list[MapFinding]:
+    """The seven most surprising findings, as `find` gives them for a map; never an empty list.
 
     ``query`` and ``key`` are indices of the whole text's words. Kinds are those of `find` and two more: "gathers" is a
     head's mean weight on word ``key`` over the other tokens that see it, "received" the share of all heads' weight that
@@ -48,7 +46,7 @@ def find_in_whole(
         *_habits(whole),
     ]
     closing = [*_received(whole), *_sink(whole)]
-    chosen = [*diverse(candidates, limit - len(closing)), *closing]
+    chosen = [*diverse(candidates, 7 - len(closing)), *closing]
     if chosen:
         return chosen
     if whole.at_random.all():

@@ -5,11 +5,15 @@ Shape legend: B texts, L tokens with the special ones, Hq query heads.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ...interception._hooks import SdpaCall, sdpa_handled_by
+from ...interception._hooks.transformers import functions_wrapped_by, meaning_of
 from ...make.models import TransformersModel
 from ...make.models._shortened import shortened
 from ...make.models.checkpoints.transformers_reading import (
@@ -21,12 +25,12 @@ from ...make.models.checkpoints.transformers_reading import (
     read_tokenizer,
     read_weights,
 )
+from ...operator import _observers
 from ...operator._call import ObservedCall
 from ...support._numbers import joined
 from ..monitoring import watch
 from ..monitoring._layers import sentences
 from ._models import LayerObserver, TextModel, Tokens, weights_of
-from ._observing import calls_told_to
 
 _PROBE = "The cat sat on the mat."
 _UNLIMITED = 10**9  # tokenizers without a limit have 10**30
@@ -227,3 +231,41 @@ def _context(module: nn.Module, tokenizer: Any) -> int | None:
             limits.append(table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1))
     known = [limit for limit in limits if limit is not None and 0 < limit < _UNLIMITED]
     return min(known, default=None)
+
+
+@contextmanager
+def calls_told_to(tell: _observers.Observer) -> Iterator[None]:
+    """Call `tell` for every attention call that a model of transformers makes on this thread.
+
+    That is every call of its attention functions, for each implementation, and its direct calls of
+    F.scaled_dot_product_attention.
+    """
+
+    inside = False  # within an attention function, calls of other functions are part of its call
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **more: Any) -> Any:
+            nonlocal inside
+            outer, inside = inside, True
+            try:
+                out = function(module, query, key, value, attention_mask, **more)
+            finally:
+                inside = outer
+            meant = meaning_of(module, query, key, value, attention_mask, **more)
+            tell(meant.observed(out[0].transpose(1, 2), "transformers", module))
+            return out
+
+        return run
+
+    def handle(call: SdpaCall, proceed: Callable[[], Tensor]) -> Tensor:
+        out = proceed()
+        if not inside:
+            meant = call.meaning()
+            if isinstance(meant, str):
+                raise ValueError(f"F.scaled_dot_product_attention is called with {meant}")
+            rows = (*meant.query.shape[:3], meant.value.shape[-1])
+            tell(meant.observed(out.reshape(rows), "F.scaled_dot_product_attention"))
+        return out
+
+    with functions_wrapped_by(wrap), sdpa_handled_by(handle):
+        yield

@@ -62,14 +62,7 @@ class Word:
 
 
 def split_words(text: str) -> list[tuple[int, int]]:
-    """The words of ``text`` as (start, stop) in characters, in order.
-
-    Example:
-        >>> from saccade.inspection import split_words
-        >>> text = "It didn't rain."
-        >>> [text[start:stop] for start, stop in split_words(text)]
-        ['It', "didn't", 'rain', '.']
-    """
+    """The words of ``text`` as (start, stop) in characters, in order."""
     spans, i = [], 0
     while i < len(text):
         stop = _end_of_word(text, i)

@@ -21,10 +21,9 @@ from ..monitoring._record import StepCounts
 from ..monitoring._walk import ModuleHook, ModuleWalk, is_compiled
 from ..monitoring.calls._thread import edited_by
 from ..monitoring.calls._transformers import attention_functions
-from ._answer import EditsOfCall
+from ._answer import BlockEdits, EditsOfCall, RowCounts
 from ._checkpoints import Repeating, repeated_with
 from ._edit import Edit
-from ._place import BlockEdits, RowCounts
 
 Layers = int | str
 

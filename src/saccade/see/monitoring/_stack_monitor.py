@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ...verification import StackError, StackReport, verify_stack
 from ...verification.stacks._opened import Given
-from ...verification.stacks._recheck import broken
+from ...verification.stacks._runner import broken
 from ...verification.stacks._state import kept
 
 LOGGER = logging.getLogger("saccade.monitoring")

@@ -24,20 +24,6 @@ def check_target(path: str | Path, *, force: bool = False) -> Path:
     Raises:
         ValueError: no such folder, not an ordinary file, a file that Saccade did not make, or one that cannot be
             written.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> from saccade.viewer import check_target
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     check_target(f"{folder}/map.html").name
-        'map.html'
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     notes = pathlib.Path(folder, "notes.html")
-        ...     _ = notes.write_text("my own")
-        ...     check_target(notes)
-        Traceback (most recent call last):
-        ...
-        ValueError: ...notes.html exists and was not made by Saccade; --force replaces it, --out writes elsewhere
     """
     target = Path(path).expanduser().resolve()
     if not target.parent.is_dir():
@@ -60,15 +46,6 @@ def write_whole(target: Path, content: bytes) -> None:
 
     Raises:
         ValueError: the file cannot be written.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> from saccade.viewer import write_whole
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     target = pathlib.Path(folder, "map.html")
-        ...     write_whole(target, b"<p>weights</p>")
-        ...     target.read_text()
-        '<p>weights</p>'
     """
     try:
         with whole_file(target) as temporary:

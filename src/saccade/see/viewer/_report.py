@@ -243,14 +243,7 @@ def _rules(roles: dict[str, Any] | None) -> list[str]:
 
 
 def framed(look: Look) -> str:
-    """An HTML element that shows a look in a notebook. Its styles and script apply only inside its frame.
-
-    Example:
-        >>> from saccade.inspection import look, open_model
-        >>> from saccade.viewer import framed
-        >>> framed(look(open_model(), "The cat sat on the mat.")).split(" srcdoc")[0]
-        '<iframe title="What embedded model attends to" sandbox="allow-scripts"'
-    """
+    """An HTML element that shows a look in a notebook. Its styles and script apply only inside its frame."""
     page = render_report(look, "in a notebook", most=MOST_IN_NOTEBOOK)
     title = f"What {look.model} attends to"
     return (

@@ -44,21 +44,7 @@ _RAMP = ((0x6B, 0x74, 0x86), (0x1F, 0x5E, 0xFF))
 
 
 def print_look(console: Console, look: Look) -> None:
-    """Print findings, map and table of a look in a terminal; everything fits ``console.width``.
-
-    Example:
-        >>> import sys
-        >>> from rich.console import Console
-        >>> from saccade.inspection import look, open_model
-        >>> from saccade.viewer import print_look
-        >>> found = look(open_model(), "The cat sat on the mat.")
-        >>> print_look(Console(file=sys.stdout, width=100), found)
-        7 words and marks, 8 tokens, embedded model, 4 layers x 8 heads
-        <BLANKLINE>
-        • The second 'the' looks mostly at 'sat' (.85) in layer 2 head 1
-        • 'mat' looks mostly at 'on' (.64) in layer 1 head 6
-        ...
-    """
+    """Print findings, map and table of a look in a terminal; everything fits ``console.width``."""
     for note in filter(None, (look.note, look.other_layers, look.roles_note)):
         console.print(Text(f"Note: {note}."))
     console.print(_facts(look), style="dim")

@@ -21,9 +21,8 @@ from ...interception._tracing import FunctionCall, FunctionMode
 from ...support._seeding import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError, Unmeasured
 from ..subject._check import Check
-from ..subject._current_line import location_here
 from ..subject._inputs import NamedInputs
-from ..subject._operations import WatchedOperations
+from ..subject._operations import WatchedOperations, location_here
 from ..subject._source import block_around, function_line, rates_of, with_rates
 from ..subject._subject import Subject
 from ..tracing._trace import step_line

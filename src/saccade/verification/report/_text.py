@@ -51,22 +51,15 @@ def as_text(report: Results, width: int = WIDTH) -> str:
     return _joined_lines(report_lines(report, width))
 
 
-def finding_as_text(finding: Finding, width: int = WIDTH) -> str:
+def finding_as_text(finding: Finding) -> str:
     """One finding without colours."""
-    return _joined_lines(_clean(_finding(finding, width)))
+    return _joined_lines(_clean(_finding(finding, WIDTH)))
 
 
 def report_lines(report: Results, width: int = WIDTH) -> Iterator[Line]:
     """The report line by line, each at most `width` columns wide where words allow it.
 
     A line is a tuple of `StyledText`.
-
-    Example:
-        >>> import torch, saccade
-        >>> report = saccade.verify(torch.nn.functional.scaled_dot_product_attention, checks=["scale"], isolated=False)
-        >>> first = next(saccade.verification.report_lines(report))
-        >>> "".join(part.text for part in first)
-        'No error found in scaled_dot_product_attention: 1 of 1 check passed.'
     """
     return _clean(_lines(report, width))
 

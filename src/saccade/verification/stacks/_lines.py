@@ -14,7 +14,7 @@ from ..findings._finding import Inapplicable, Location, TargetError
 from ..subject._decoder import CachedDecoder, pieces
 from ..subject._source import thrown_away
 from ..subject._subject import Subject
-from ..tracing._batch_mixing import batch_mixing_line
+from ..tracing._flow import batch_mixing_line
 from ..tracing._positions import PositionFollower
 from ..tracing._visible import masking_line, shaping_line, steps_of
 from ._pad_ids import pad_id

@@ -56,11 +56,12 @@ def ranks(count: int, function: Callable[[Documents], Any]) -> Iterator[Callable
     _check_forks()
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        ends, processes = [], []
+        ends: list[Connection] = []
+        processes: list[Any] = []
         try:
             for rank in range(count):
                 ours, theirs = context.Pipe()
-                arguments = (theirs, function, rank, count, os.path.join(folder, "store"))
+                arguments = (theirs, [*ends, ours], function, rank, count, os.path.join(folder, "store"))
                 processes.append(context.Process(target=_serve, args=arguments, daemon=True))
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, which none uses
@@ -118,7 +119,16 @@ def _answer(end: Connection, rank: int) -> Any:
 # The ranks' side
 
 
-def _serve(end: Connection, function: Callable[[Documents], Any], rank: int, count: int, store: str) -> None:
+def _serve(
+    end: Connection,
+    of_parent: list[Connection],
+    function: Callable[[Documents], Any],
+    rank: int,
+    count: int,
+    store: str,
+) -> None:
+    for inherited in of_parent:  # else this end would stay open when the parent ends
+        inherited.close()
     torch.set_num_threads(1)  # first of all: GNU OpenMP waits for ever for the threads that a fork leaves behind
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}

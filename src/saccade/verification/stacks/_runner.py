@@ -1,16 +1,25 @@
-"""Runs the probes one by one: what one of them raises is a finding, and the others go on."""
+"""Runs the probes one by one: what one of them raises is a finding, and the others go on.
+
+`broken` reads a few tokens, which show in about a second whether a stack still keeps the promises that it kept before.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
+
+import torch
 
 from ..findings._finding import CheckDone, Finding, Inapplicable, StageBegun, TargetError, Unmeasured
 from ..findings._locate import error_in_words
 from ..findings._results import done
 from ..findings._words import MEMORY_WORDS
 from ._bounds import Measure, NoDropout, exact, measured
+from ._comparing import Comparison
+from ._documents import drawn, exchanged
+from ._opened import Given, opened
 from ._probe import Probe
 from ._stack import Stack
 
@@ -87,3 +96,35 @@ def raised(name: str, error: TargetError) -> Finding:
         error.location,
         where=name,
     )
+
+
+def broken(given: Given, kept: Collection[str]) -> bool:
+    """Whether a promise of one of these probes seems to be broken. The probes have the proof.
+
+    Two documents are packed, or padded, and compared with themselves alone; one is called twice; its last token
+    changes.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            stack = opened(given)
+            with exact(stack):
+                return any(_differences(stack, kept))
+        except (Inapplicable, TargetError):
+            return True
+
+
+def _differences(stack: Stack, kept: Collection[str]) -> Iterator[bool]:
+    documents = drawn(stack.vocabulary, [stack.length(3), stack.length(2 if stack.takes_padding else 3)])
+    document = stack.batch(documents[:1])
+    first = stack.run(document)
+    if "determinism" in kept:
+        yield not torch.equal(first.nan_to_num(), stack.run(document).nan_to_num())
+    measure = measured(stack)
+    if "causality" in kept and stack.promises.causal is not False:
+        last = len(documents[0]) - 1
+        changed = stack.run(stack.batch([exchanged(documents[0], stack.vocabulary, last)]))
+        yield measure.compare(changed[0, :last], first[0, :last]) is not None
+    for name, make in (("packing", stack.pack), ("batch", stack.batch)):
+        if name in kept and make is not None:
+            yield Comparison(stack, measure, make).worst(documents) is not None

@@ -1,14 +1,20 @@
-"""Modes that record the operations of a call."""
+"""Operations of a call: modes that record them, and the running line of the target's own source."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..findings._finding import Location
-from ._current_line import location_here
+from ..findings._locate import is_own, line_of
+
+_CALLER = str(Path(__file__).with_name("_calling.py"))
 
 
 class EagerOperations(TorchDispatchMode):
@@ -39,3 +45,31 @@ class WatchedOperations(EagerOperations):
     @property
     def first_line(self) -> Location | None:
         return self.found[0][1] if self.found else None
+
+
+def location_here() -> Location | None:
+    """The line of the target's own source that is running now, None if the target is not what runs."""
+    for frame in _frames():
+        if frame.f_code.co_filename == _CALLER:
+            return None
+        if is_own(frame.f_code.co_filename):
+            return line_of(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return None
+
+
+def module_here() -> Location | None:
+    """The running line of the target's own module that is nearest, past functions that it calls; else as
+    `location_here`."""
+    for frame in _frames():
+        if frame.f_code.co_filename == _CALLER:
+            break
+        if is_own(frame.f_code.co_filename) and isinstance(frame.f_locals.get("self"), torch.nn.Module):
+            return line_of(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return location_here()
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

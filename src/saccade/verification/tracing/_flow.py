@@ -6,7 +6,7 @@ Shape legend: B batch, L length, E model width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ...interception._tracing import SDPA, FunctionCall, FunctionMode, TensorLabels, memory_of
 from ...support._seeding import seeded
-from ..findings._finding import Location, Unmeasured
-from ..subject._current_line import location_here
+from ..findings._finding import Inapplicable, Location, TargetError, Unmeasured
 from ..subject._inputs import NamedInputs
+from ..subject._operations import location_here
 from ..subject._subject import CallResult, Subject
 
 _PRODUCTS = frozenset("linear matmul rmatmul mm bmm addmm baddbmm einsum tensordot conv1d".split())
@@ -142,3 +142,27 @@ class _FlowMode(FunctionMode):
 
     def _is_data(self, tensor: Tensor) -> bool:
         return tensor in self._data or memory_of(tensor) in self._inputs
+
+
+def batch_mixing_line(subject: Subject, inputs: NamedInputs) -> Location | None:
+    """The first line whose result depends on two batch items at one place."""
+    try:
+        before = followed(subject.fresh(), inputs, every=True).steps
+        changed = [
+            followed(subject.fresh(), inputs.changed(slice(None), item=item), every=True).steps
+            for item in range(inputs.batch)
+        ]
+    except (Inapplicable, TargetError):
+        return None
+    for place, step in enumerate(before):
+        outs = [
+            steps[place].out for steps in changed if place < len(steps) and steps[place].out.shape == step.out.shape
+        ]
+        if len(outs) == inputs.batch and step.location is not None and _overlap(step.out, outs):
+            return step.location
+    return None
+
+
+def _overlap(before: Tensor, outs: Sequence[Tensor]) -> bool:
+    """Whether some element differs from `before` in more than one of the outputs."""
+    return bool((torch.stack([out != before for out in outs]).sum(0) > 1).any())

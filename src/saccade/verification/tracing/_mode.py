@@ -30,7 +30,7 @@ from ...interception._tracing import (
 )
 from ...operator._call import ObservedCall
 from ..findings._finding import Location
-from ..subject._current_line import location_here
+from ..subject._operations import location_here
 from ._calls import (
     CASTS,
     EXP,

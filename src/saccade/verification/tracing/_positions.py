@@ -16,8 +16,8 @@ from torch import Tensor
 from ...interception._tracing import FunctionCall, FunctionMode, TensorLabels
 from ...support._seeding import seeded
 from ..findings._finding import Inapplicable, Location, TargetError
-from ..subject._current_line import location_here, module_here
 from ..subject._inputs import NamedInputs
+from ..subject._operations import location_here, module_here
 from ..subject._subject import Subject
 
 _COUNTING = ("arange", "linspace", "range", "cumsum")

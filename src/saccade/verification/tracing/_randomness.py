@@ -16,9 +16,8 @@ from torch import Tensor
 from ...interception._tracing import TensorLabels, memory_of, tensors_in
 from ...support._seeding import seeded
 from ..findings._finding import Location
-from ..subject._current_line import location_here
 from ..subject._inputs import NamedInputs
-from ..subject._operations import EagerOperations
+from ..subject._operations import EagerOperations, location_here
 from ..subject._subject import Subject
 
 # Operations that only lay numbers out anew: made to the clean weights, too, so that the two stay comparable.

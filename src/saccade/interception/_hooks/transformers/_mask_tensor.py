@@ -44,17 +44,6 @@ class MaskTensor(Tensor):
         shape: (B, 1, Lq, Lk).
         device: where the tensor would be.
         tokens: (B, Lq) bool, the query rows that are tokens rather than padding; None: not known.
-
-    Example:
-        >>> import saccade
-        >>> from saccade.integrations.transformers import MaskTensor
-        >>> mask = MaskTensor(saccade.Causal(), (1, 1, 3, 3), "cpu")
-        >>> mask.shape, mask.mask
-        (torch.Size([1, 1, 3, 3]), Causal())
-        >>> mask | False
-        tensor([[[[ True, False, False],
-                  [ True,  True, False],
-                  [ True,  True,  True]]]])
     """
 
     mask: Mask | None

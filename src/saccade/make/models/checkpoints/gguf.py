@@ -109,12 +109,12 @@ def _read(path: Path, size: int, changed: int) -> GgufHeader:
             raise ValueError(f"{path}: not a GGUF file, or truncated: it does not begin with GGUF")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                return _header(_Reader(data, path))
+                return _header(_GgufReader(data, path))
             except (struct.error, UnicodeDecodeError, OverflowError, MemoryError):
                 raise ValueError(f"{path}: truncated or damaged: its header does not end") from None
 
 
-class _Reader:
+class _GgufReader:
     def __init__(self, data: mmap.mmap, path: Path):
         self.data, self.path, self.place = data, path, 4
 
@@ -150,7 +150,7 @@ class _Reader:
         return count
 
 
-def _header(reader: _Reader) -> GgufHeader:
+def _header(reader: _GgufReader) -> GgufHeader:
     path, version = reader.path, reader.number("<I")
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS

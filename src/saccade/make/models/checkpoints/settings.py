@@ -1,4 +1,4 @@
-"""Settings of a published model: config.json, read with checks."""
+"""Settings of a published model, read with checks: config.json, and those of preprocessing and of generation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,40 @@ from .reading import read_json
 CONFIG = "config.json"
 T = TypeVar("T")
 _MOST = 2**31 - 1  # larger tables cannot be allocated
+PROCESSOR, PROCESSORS = "preprocessor_config.json", "processor_config.json"
+_TYPES = ("image_processor_type", "feature_extractor_type")
+_ENDINGS = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
+GENERATION = "generation_config.json"
+TOKENS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+# Settings that change the generated tokens and are not supported, with the values that have no effect.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "encoder_repetition_penalty": (1,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0,),
+    "penalty_alpha": (0,),
+    "guidance_scale": (1,),
+    "exponential_decay_length_penalty": (),
+    "sequence_bias": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "constraints": (),
+    "force_words_ids": (),
+    "stop_strings": ([],),
+    "watermarking_config": (),
+    "token_healing": (False,),
+    "dola_layers": (),
+    "max_time": (),
+}
+# The same for sampling.
+NEUTRAL_DRAWING: dict[str, tuple[object, ...]] = {
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "min_p": (0,),
+    "top_h": (1,),
+}
 
 
 class CheckpointSettings:
@@ -134,3 +168,55 @@ def read_settings(folder: Path) -> CheckpointSettings:
     if not isinstance(values, dict):
         raise ValueError(f"{path}: damaged, expected an object of model settings")
     return CheckpointSettings(values, path)
+
+
+def processor_settings(folder: Path | None, part: str, kinds: Collection[str]) -> tuple[CheckpointSettings, str]:
+    """The settings of a folder's processor, and its entry of `kinds`: "ViT" for a "ViTImageProcessor".
+
+    Args:
+        part: the section in a file of several processors: "image_processor" or "feature_extractor".
+        kinds: the known ones; the first is the default if the file names no class.
+
+    Raises:
+        FileNotFoundError: no file. ValueError: the file is damaged, or of another kind.
+    """
+    if folder is None:
+        raise FileNotFoundError(f"{PROCESSOR}: the model was made in memory, so its preprocessing settings are unknown")
+    path = folder / PROCESSOR
+    joint = folder / PROCESSORS
+    if path.is_file() or not joint.is_file():
+        values = read_json(path)
+    else:
+        path, values = joint, read_json(joint)
+        values = values.get(part) if isinstance(values, dict) else None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: damaged, expected an object of settings")
+    named = next((str(values[key]) for key in _TYPES if values.get(key)), None)
+    if named is None:
+        return CheckpointSettings(values, path), next(iter(kinds))
+    ending = next((ending for ending in _ENDINGS if named.endswith(ending)), "")
+    kind = named.removesuffix(ending)
+    if not ending or kind not in kinds:
+        raise ValueError(f"{path}: expected a processor of {' or '.join(kinds)}, got {shortened(named)}")
+    return CheckpointSettings(values, path), kind
+
+
+def generation_settings(folder: Path | None, settings: CheckpointSettings) -> CheckpointSettings:
+    """Generation settings of a folder. With generation_config.json, config.json gives only the special tokens.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if folder is None or not (folder / GENERATION).is_file():
+        return settings
+    given = read_json(folder / GENERATION)
+    if not isinstance(given, dict):
+        raise ValueError(f"{folder / GENERATION}: damaged, expected an object of settings")
+    tokens = {name: settings.get(name) for name in TOKENS}
+    return CheckpointSettings(tokens | {n: v for n, v in given.items() if v is not None}, folder / GENERATION)
+
+
+def check_computed(settings: CheckpointSettings, *, drawn: bool = False) -> None:
+    """ValueError if the settings use unsupported features; `drawn`: also check those of sampling."""
+    for name, neutral in (NEUTRAL | NEUTRAL_DRAWING if drawn else NEUTRAL).items():
+        settings.only(name, *(neutral or (None,)))

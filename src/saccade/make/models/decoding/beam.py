@@ -92,7 +92,7 @@ def search(
         logits = step.step(ids)
         if state is None:
             _check(beams, constraints, logits.shape[-1])
-            state, texts = _State(logits, k, most, pad), masked_prompts(start, attention_mask)[:, None]
+            state, texts = _BeamState(logits, k, most, pad), masked_prompts(start, attention_mask)[:, None]
         scores = F.log_softmax(logits.to(state.scores.dtype), -1)
         scores = constraints.apply(scores, texts.flatten(0, 1), count).unflatten(0, texts.shape[:2])
         count += 1
@@ -116,7 +116,7 @@ def search(
     return state.result(beams.n_best)
 
 
-class _State:
+class _BeamState:
     """The finished texts of all items, and the beams of unfinished items.
 
     Attributes:

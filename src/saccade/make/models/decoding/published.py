@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checkpoints.generation import check_computed
-from ..checkpoints.settings import CheckpointSettings
+from ..checkpoints.settings import CheckpointSettings, check_computed
 from .beam import BeamSearch
 from .constraints import Constraints
 from .sampling import Sampling

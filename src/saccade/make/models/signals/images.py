@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ....support._extras import installing
-from ..checkpoints.processors import processor_settings
-from ..checkpoints.settings import CheckpointSettings
+from ..checkpoints.settings import CheckpointSettings, processor_settings
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ....support._extras import installing
-from ..checkpoints.processors import processor_settings
+from ..checkpoints.settings import processor_settings
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -26,8 +26,7 @@ from ..decoding.drawing import draw
 from ..decoding.generating import weights_for
 from ..decoding.published import published_constraints, published_search
 from ..decoding.sampling import Sampling
-from ..decoding.step import Generated
-from ..decoding.targets import TargetStep
+from ..decoding.step import Generated, TargetStep
 from ..inputs import check_ids
 from ..model import Model
 from ..output import ModelOutput

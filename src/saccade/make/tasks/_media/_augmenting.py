@@ -1,6 +1,6 @@
-"""Images moved, turned, zoomed and mirrored at random, a whole batch at once.
+"""Training data changed at random: images, a whole batch at once, and sounds, one at a time.
 
-Shape legend: B images of a batch, C channels, H height, W width.
+Shape legend: B images of a batch, C channels, H height, W width; S samples.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ...models.signals.sound import Samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,3 +57,42 @@ class Augmentation:
         cos, sin, aspect = np.cos(turn) / larger, np.sin(turn) / larger, height / width
         rows = [[mirror * cos, -sin * aspect, moved[:, 0]], [mirror * sin / aspect, cos, moved[:, 1]]]
         return torch.from_numpy(np.array(rows).transpose(2, 0, 1)).to(values)
+
+
+@dataclasses.dataclass(frozen=True)
+class SoundChanges:
+    """The limits of random changes of training sounds; each draw is uniform.
+
+    Args:
+        speed: share by which a sound is made faster or slower at most, its pitch with it (Ko et al., "Audio
+            Augmentation for Speech Recognition", 2015).
+        shift: seconds of silence that are put before and behind it at most.
+        noise: deviation of white noise that is added, at most, as a share of the sound's own.
+    """
+
+    speed: float = 0.0
+    shift: float = 0.0
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, end in (("speed", 1), ("shift", 60), ("noise", 10)):
+            value = getattr(self, name)
+            if not 0 <= value < end:
+                raise ValueError(f"{name}: must be in [0, {end}), got {value}")
+
+    def __call__(self, samples: Samples, rate: int, random: np.random.Generator) -> Samples:
+        """(S,) to another length."""
+        faster = math.exp(math.log1p(self.speed) * random.uniform(-1, 1))
+        before, behind = (int(self.shift * rate * random.uniform(0, 1)) for _ in range(2))
+        samples = np.pad(at_speed(samples, faster), (before, behind))
+        loud = self.noise * random.uniform(0, 1) * float(samples.std())
+        return (samples + loud * random.standard_normal(len(samples))).astype(np.float32) if loud else samples
+
+
+def at_speed(samples: Samples, faster: float) -> Samples:
+    """`samples` interpolated linearly at steps of `faster`; the first and the last stay."""
+    count = max(round(len(samples) / faster), 1)
+    if count == len(samples):
+        return samples
+    places = np.linspace(0, len(samples) - 1, count)
+    return np.interp(places, np.arange(len(samples)), samples).astype(np.float32)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ...models import Model
-from ...models.checkpoints.processors import FILE
+from ...models.checkpoints.settings import PROCESSOR
 from ...models.families.wav2vec2 import Wav2Vec2
 from ...models.loading import new_model
 from ._mfcc import mel
@@ -153,4 +153,4 @@ def write_processor(folder: Path, rate: int) -> None:
         "do_normalize": True,
         "return_attention_mask": True,
     }
-    (folder / FILE).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    (folder / PROCESSOR).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")

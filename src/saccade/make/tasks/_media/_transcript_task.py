@@ -20,7 +20,7 @@ from ...training import Evaluation, Objective, Settings
 from .._example_task import Batch, ExampleObjective, ExampleTask
 from .._task import Baseline, Details
 from ._characters import Characters, characters_of, ctc_loss
-from ._media_task import MediaTask
+from ._files import MediaTask
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -68,14 +68,7 @@ def observe(run: TrainedRun | str | Path, inputs: str | Path, **options: Any) ->
 
 
 def reads_no_text(source: str | Path) -> bool:
-    """Whether this is the folder of a run whose inputs are images, sounds, series or nodes.
-
-    Example:
-        >>> import tempfile, saccade
-        >>> with tempfile.TemporaryDirectory() as folder:  # no run
-        ...     saccade.tasks.reads_no_text(folder)
-        False
-    """
+    """Whether this is the folder of a run whose inputs are images, sounds, series or nodes."""
     folder = Path(source)
     kind = TASKS.get(task_of(folder) or "") if folder.is_dir() else None
     return kind is not None and not issubclass(kind, TextTask)

@@ -1,4 +1,4 @@
-"""A run of a task with its model, as the training loop and the writer need it."""
+"""A run of a task with its model, as the training loop and the writer need it, and its model card."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ...models import Model
 from ...models.decoder_lm.checkpoint import write_text
 from ...models.model import COMPANIONS
 from ...training import Evaluation, PreparedRun
-from ...training.prepared import CurveEntry
+from ...training.language.card import card, machine
+from ...training.prepared import COMMON, CurveEntry
 from ...training.run_folder.layout import TASK
 from ...training.run_folder.resume import LatestCheckpoint, check_same, settings_described
 from ...training.verdict import UNTRAINED
 from .._task import Task, judging_metric, sampled
 from .._temporary import from_small_files, kept_while_used, small_files, temporary_folder
-from ._card import task_card
 from ._request import TaskRun
 from ._run_folder import weights_digest
 from ._tuning import merged, parameter_count
@@ -183,3 +183,39 @@ def beside_simple(run: TaskRun, model: Model, stored: Evaluation, *, finished: b
     learned = f" of {len(training):,} of {len(run.training):,} examples" * (len(training) < len(run.training))
     better = "less good than this model" if mine < task.cost(scores) else "as good as this model or better"
     return [*lines, f"{best.name}, a simple model{learned}, has {metric} {scores[metric]:.4f}: {better}"]
+
+
+def task_card(run: TaskRun, model: Model, curve: list[CurveEntry], steps_done: int, stored: Evaluation | None) -> str:
+    """The card in Markdown: task, data, time, machine and validation metrics."""
+    rows = {**_training(run, model, steps_done), **_result(run, curve, stored)}
+    return card(run.out, f"A model trained by `saccade train {run.task_name}`.", rows)
+
+
+def _training(run: TaskRun, model: Model, steps_done: int) -> dict[str, str]:
+    settings, source = run.settings, run.source
+    examples = steps_done * min(settings.batch, len(run.training))
+    held = f"{source.share:.0%} of it" if source.validation is None else source.validation.name
+    options = ", ".join(f"{name} {value}" for name, value in vars(run.task).items() if name not in run.task.learned)
+    return {
+        "model": f"{model.family.name}, {parameter_count(model):,} parameters",
+        "options": options,
+        "trained on": f"{source.data.name}: {len(run.training):,} examples",
+        "validated on": f"{held}: {len(run.validation):,} examples",
+        "steps": f"{steps_done:,}, {settings.batch} examples each, {examples / len(run.training):.1f} times the data",
+        "starts from": run.start,
+        **({} if run.distillation is None else {"taught by": run.distillation.told}),
+        "optimizer": f"AdamW, rate {settings.rate:g}, warm-up {settings.warmup}, weight decay {settings.decay:g}, "
+        f"betas 0.9 and {settings.beta2:g}, gradient norm at most {settings.clip:g}, "
+        f"precision {settings.execution.precision}, seed {settings.seed}",
+    }
+
+
+def _result(run: TaskRun, curve: list[CurveEntry], stored: Evaluation | None) -> dict[str, str]:
+    rows = {}
+    if curve:
+        metrics = {name: value for name, value in curve[-1].items() if name not in COMMON}
+        rows["time"] = f"{curve[-1]['seconds'] / 60:.1f} min on {machine()}"
+        rows["last look at validation"] = named_values(metrics.items())
+    if stored is not None:
+        rows[f"best weights, {run.task.scored(len(run.validation))}"] = named_values(stored.metrics.items())
+    return rows

@@ -10,7 +10,7 @@ from typing import Any
 from ...models.checkpoints.hub import folder_of
 from ...models.checkpoints.reading import find_weights, read_json
 from ...training.run_folder.layout import TASK, is_ours, task_of
-from ...training.run_folder.resume import check_task, digest, sha256
+from ...training.run_folder.resume import digest, sha256
 from .._task import Task
 from ._registry import TESTED, task_with
 
@@ -56,14 +56,11 @@ class TaskFile:
         return json.dumps(values, indent=1) + "\n"
 
 
-def read_task_file(folder: Path, task: str | None = None) -> TaskFile:
+def read_task_file(folder: Path) -> TaskFile:
     """task.json of a run's folder.
 
-    Args:
-        task: the name of the task that it must be of; None takes any.
-
     Raises:
-        FileNotFoundError: no such folder. ValueError: no run of a task, one of another task, a damaged file.
+        FileNotFoundError: no such folder. ValueError: no run of a task, a damaged file.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; expected the --out of `saccade train`")
@@ -76,8 +73,6 @@ def read_task_file(folder: Path, task: str | None = None) -> TaskFile:
         raise ValueError(f"{folder}: is not a run of `saccade train`, it has no {TASK}")
     if name not in TESTED:
         raise ValueError(f"{folder}: is a run of the task {name}; expected one of {', '.join(TESTED)}")
-    if task is not None:
-        check_task(folder, name, task)
     if not (folder / TASK).is_file():  # a language model of before, or one that was trained elsewhere
         return TaskFile(task_with(name, {}), folder, None, {}, 0, 0.0)
     values = read_json(folder / TASK)

@@ -22,10 +22,9 @@ from .._runs._prepared import PreparedTaskRun, description
 from .._runs._request import TaskRun, settings_for
 from .._runs._training import open_run, request, split_options
 from .._space import Space, described, fitting, is_choice
-from ._folder import opened, promote, trial_folder
 from ._proposals import Proposal, importance
 from ._result import SearchResult
-from ._trials import DIVERGED, ENDED, PRUNED, TOO_LARGE, Trial, Trials
+from ._trials import DIVERGED, ENDED, PRUNED, TOO_LARGE, Trial, Trials, opened, promote, trial_folder
 
 TRIALS = 20
 
@@ -229,7 +228,7 @@ class _Search:
         minutes = None if self.wanted.minutes is None else max(self._left / 60, 1e-3)
         run = self.wanted.trial(trial.settings, out, minutes, resume=out.is_dir())
         with self._reporter.began(trial, run) as events:
-            record = _Record(self, trial, proposal, events)
+            record = _RunRecord(self, trial, proposal, events)
             trial = record.run(run)
         self.keep(trial)
         best = self.found.best
@@ -259,7 +258,7 @@ class _Pruned(Exception):
     """Ends the run of a hopeless trial."""
 
 
-class _Record(Reporter):
+class _RunRecord(Reporter):
     """Stores the events of a trial's run and passes them on; ends hopeless runs."""
 
     def __init__(self, search: _Search, trial: Trial, proposal: Proposal, reporter: Reporter):

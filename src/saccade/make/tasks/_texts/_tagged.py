@@ -51,14 +51,14 @@ class TaggedText:
         return self.text[start:stop]
 
 
-def split_text(text: Any, place: str, words: str, tags: Sequence[str] | None = None) -> TaggedText:
+def split_text(text: Any, place: str, words: str) -> TaggedText:
     """A text split into words, by "signs" (spaces, and every punctuation mark is a word) or only by "spaces"."""
     if not isinstance(text, str):
         raise ValueError(f"{place}: expected a text, got {text!r:.40}")
     spans = tuple(span for _, span in SPLITTERS[words]().pre_tokenize_str(text))
     if not spans:
         raise ValueError(f"{place}: the text has no word")
-    return TaggedText(text, spans, None if tags is None else tuple(tags), place)
+    return TaggedText(text, spans, None, place)
 
 
 def read_plain(path: Path, words: str) -> list[TaggedText]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ._entities import Entity
-from ._written_words import WIDE, drawn, lines_of, page, page_size, write
+from ._word_picture import WIDE, drawn, lines_of, page, page_size, write
 
 _TEXTS, _ROWS = 8, 60  # texts and rows of a picture
 

@@ -12,7 +12,7 @@ import torch
 
 from ....operator.positions import Sinusoidal
 from ...models import Model
-from ...models.checkpoints.generation import GENERATION
+from ...models.checkpoints.settings import GENERATION
 from ...models.families.bart import SKIPPED, Bart
 from ...models.loading import new_model
 from ...models.tokenizers.byte_pairs import END, PAD, SPECIAL, START, train_byte_pairs, write_byte_pairs

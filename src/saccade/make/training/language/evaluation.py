@@ -11,11 +11,20 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from .shared import SharedWindows
+
 DISCOUNT = 0.75  # subtracted from the count of each pair, and given to pairs that did not occur
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, windows: Tensor, *, batch: int = 32, accelerator: Accelerator | None = None) -> float:
+def evaluate(
+    model: nn.Module,
+    windows: Tensor,
+    *,
+    batch: int = 32,
+    accelerator: Accelerator | None = None,
+    shared: SharedWindows | None = None,
+) -> float:
     """Mean negative log-likelihood per token, in nats. Dropout is off.
 
     Args:
@@ -23,6 +32,7 @@ def evaluate(model: nn.Module, windows: Tensor, *, batch: int = 32, accelerator:
         windows: (count, L + 1), such as of `whole_windows`.
         batch: windows in each call of the model.
         accelerator: distributes the windows over its processes; each of them calls this and gets the same number.
+        shared: lets several of its processes share each window.
 
     Example:
         >>> import torch, saccade
@@ -36,19 +46,28 @@ def evaluate(model: nn.Module, windows: Tensor, *, batch: int = 32, accelerator:
     model.eval()
     device = next(model.parameters()).device
     shares, own = (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
-    total = 0.0
+    sharing = 1 if shared is None else shared.processes
+    shares, own, total = shares // sharing, own // sharing, 0.0
     for part in windows.split(batch * shares):
         rows = part.tensor_split(shares)[own].to(device)
         # Gathering sharded weights needs all processes, so a process without rows computes a dummy batch.
         given = rows if rows.shape[0] else part[:1].to(device)
-        logits = model(given[:, :-1])
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if shared is None:
+            logits, targets = model(given[:, :-1]), given[:, 1:]
+        else:
+            logits, targets = shared.predicted(model, given)
         if rows.shape[0]:
-            total += F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum").item()
+            total += cross_entropy(logits, targets, "sum").item()
     model.train(was_training)
-    if accelerator is not None and shares > 1:
+    if accelerator is not None and shares * sharing > 1:
         total = accelerator.reduce(torch.tensor(total, dtype=torch.float64, device=device), "sum").item()
     return total / (windows.shape[0] * (windows.shape[1] - 1))
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """In nats, in float32 or wider: logits (B, L, V) and targets (B, L)."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
 def bigram_loss(training: Tensor, validation: Tensor, vocabulary: int) -> float:

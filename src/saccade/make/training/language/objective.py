@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ....operator.nn.stacks import LayerObserver
@@ -16,7 +15,8 @@ from ...models import DecoderLM
 from ..objective import Evaluation, Objective
 from ..settings import LanguageSettings
 from .corpus import Corpus
-from .evaluation import evaluate
+from .evaluation import cross_entropy, evaluate
+from .shared import SharedWindows
 from .windows import draw_copying, draw_windows, whole_windows
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class LanguageObjective(Objective):
         self.model, self._training, self._start, self._settings = model, corpus.training, start, settings
         whole = whole_windows(corpus.validation, start=start, context=model.config.context)
         self._validation = spread(whole, settings.looks.evaluate_windows)
+        self._shared: SharedWindows | None = None
 
     def batch(self, step: int) -> Tensor:
         config = self.model.config
@@ -64,17 +65,25 @@ class LanguageObjective(Objective):
         return batch[:, 1:].numel()
 
     def loss(self, model: nn.Module, part: Tensor, observe: LayerObserver | None = None) -> Tensor:
-        return loss_of(model, part, observe)
+        return loss_of(model, part, observe, self._shared)
+
+    def share_sequences(self, processes: int) -> None:
+        self._shared = SharedWindows(processes) if processes > 1 else None
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator | None = None) -> Evaluation:
-        return Evaluation(evaluate(model, self._validation, accelerator=accelerator))
+        return Evaluation(evaluate(model, self._validation, accelerator=accelerator, shared=self._shared))
 
 
-def loss_of(model: nn.Module, windows: Tensor, observe: LayerObserver | None = None) -> Tensor:
-    """Mean cross-entropy in nats of windows (B, L + 1), whose first token is not predicted."""
+def loss_of(
+    model: nn.Module, windows: Tensor, observe: LayerObserver | None = None, shared: SharedWindows | None = None
+) -> Tensor:
+    """Mean cross-entropy in nats of windows (B, L + 1), whose first token is not predicted; with `shared`, what this
+    process's rows add to it."""
+    if shared is not None:
+        logits, targets = shared.predicted(model, windows, observe)
+        return cross_entropy(logits, targets, "sum") / windows[:, 1:].numel()
     logits = model(windows[:, :-1]) if observe is None else model(windows[:, :-1], observe=observe)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+    return cross_entropy(logits, windows[:, 1:])
 
 
 def draw(step: int, tokens: Tensor, start: int, vocabulary: int, context: int, settings: LanguageSettings) -> Tensor:

@@ -25,6 +25,7 @@ from ..rising_rates import RangeTest, objective_range_test
 from ..run import run_training
 from ..run_folder.layout import TASK
 from ..run_folder.resume import LatestCheckpoint, check_same, digest, settings_described, sha256
+from ..settings import LanguageSettings
 from .card import model_card
 from .corpus import TAIL, Corpus, read_texts, split_tail
 from .evaluation import bigram_loss, evaluate
@@ -100,6 +101,8 @@ class PreparedLanguageRun(PreparedRun):
     ):
         self.run, self.lm, self.corpus, self.described, self.state = run, lm, corpus, described, state
         self.trained, self.settings = lm, run.settings
+        if run.settings.execution.context_parallel > 1:
+            _check_shares(lm.model.config, run.settings)
         self.objective = LanguageObjective(lm.model, corpus, lm.tokenizer.start, run.settings)
         self.kept = {"tokenizer": lm.tokenizer.to_json()}
 
@@ -253,6 +256,13 @@ def _continued(run: LanguageRun, initial: Path) -> LanguageModel:
     model = DecoderLM(config)
     model.load_state_dict(old.model.state_dict())
     return LanguageModel(model, old.tokenizer, name=str(run.out))
+
+
+def _check_shares(config: ModelConfig, settings: LanguageSettings) -> None:
+    if config.mechanism is not None:
+        raise ValueError(f"context_parallel: shares softmax attention, not the mechanism {config.mechanism}")
+    if settings.looks.watch is not None:
+        raise ValueError("watch: heads are not watched where windows are shared; leave out watch or context_parallel")
 
 
 def _check_long_enough(name: str, tokens: torch.Tensor, context: int) -> None:

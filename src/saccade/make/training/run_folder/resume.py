@@ -36,11 +36,13 @@ class LatestCheckpoint:
 def settings_described(settings: Settings) -> dict[str, Any]:
     """All settings that affect the result, by the names of their options.
 
-    Settings of evaluation (`EvaluationSettings`) and `minutes` are left out: they may change when a run is resumed.
+    Settings of evaluation (`EvaluationSettings`), `minutes` and `context_parallel` are left out: they may change when a
+    run is resumed.
     """
     described = dataclasses.asdict(dataclasses.replace(settings, execution=settings.execution.settled))
     del described["looks"], described["minutes"]
     execution = described.pop("execution")
+    del execution["context_parallel"]
     return {**described, **execution}
 
 

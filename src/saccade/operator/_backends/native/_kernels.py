@@ -17,8 +17,7 @@ from ..._biases import RelativeScores, TensorBias
 from ..._call import CallSettings, CheckedCall, sink_lse, without_autocast
 from ..._scores._program import ProgramBias
 from ..._scores._terms import RelativeLine
-from ._module import missing as missing, module as module
-from ._program import compiled, forms_of, narrow
+from ._program import compiled, forms_of, missing as missing, module as module, narrow
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 BF16_SETS = ("avx512_bf16", "neon_bf16")  # instruction sets that multiply bfloat16; the others compute it in float32
@@ -41,14 +40,13 @@ class KernelSettings(CallSettings):
     """The parameters of a call besides its tensors, and the form in which kernels get them."""
 
     lowered: Any  # the mask as the kernels see it
-    origin: tuple[int, int] = (0, 0)  # the row and key of the whole problem at which this one begins: for dropout
+    origin: tuple[int, ...] = (0, 0, 0)  # row, key and head of the whole problem at which this one begins: for dropout
     # n of sigmoid attention, sigmoid(s - log n): (B|1, Hq|1, Lq), float32, 0 where a row sees nothing; None: softmax
     counts: Tensor | None = None
 
     @classmethod
     def of(cls, call: CheckedCall, lowered: Any) -> KernelSettings:
-        origin = (0, 0) if call.mask is None or call.dropout is None else call.mask._origin()
-        return call.settings(cls, lowered, origin)
+        return call.settings(cls, lowered, (0, 0, 0) if call.dropout is None else call.origin)
 
 
 def forward(

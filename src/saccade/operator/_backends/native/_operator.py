@@ -56,10 +56,10 @@ def run(call: CheckedCall) -> tuple[Tensor, Tensor]:
     program, tables = (None, []) if mask is None else lower(mask, call.length_q, call.length_k)
     placement: Any = call.placement if isinstance(bias, RelativeScores) else 0
     placements = placement if isinstance(placement, Tensor) else None
-    seed, origin = None, (0, 0)
+    seed, origin = None, (0, 0, 0)
     if dropout is not None:
         seed = dropout.seed if isinstance(dropout, GraphDropout) else torch.tensor([_signed(dropout.seed)])
-        origin = origin if mask is None else mask._origin()
+        origin = call.origin
     out, _, lse = torch.ops.saccade.attention(
         call.query,
         call.key,

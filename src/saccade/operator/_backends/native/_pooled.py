@@ -23,8 +23,6 @@ def refuses(call: CheckedCall, keys: range, bins: tuple[int, int]) -> str | None
         return reason
     if _run.watched():
         return "a compiler or a dispatch mode is watching, and cannot see pooling, which is not an operator of PyTorch"
-    if not hasattr(_kernels.module, "pooled"):
-        return "this native build is older than its pooling"
     if keys.start % ALIGNED or (keys.stop % ALIGNED and keys.stop != call.length_k):
         return f"keys {keys.start} to {keys.stop} do not begin and end at multiples of {ALIGNED}"
     if bins[1] & (bins[1] - 1) or keys.start % bins[1]:

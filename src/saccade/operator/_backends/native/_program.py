@@ -8,6 +8,7 @@ Shape legend: B batch, Hq query heads, Lq / Lk lengths.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from ..._programs._language import (
     gradient,
 )
 from ..._scores._program import ProgramBias
-from ._module import module
 from ._program_writer import NONE, TableForm, Writer
 
 _LIMIT = 2.0**31
@@ -278,3 +278,19 @@ def _power(build: Builder, base: int, exponent: int) -> int:
     for _ in range(abs(int(power)) - 1):
         made = build.of("mul", made, base)
     return made if power > 0 else build.of("div", build.const(1.0, "float"), made)
+
+
+def _load() -> tuple[Any, str | None]:
+    """The compiled module, or why there is none."""
+    name = f"{__package__.partition('.')[0]}._native"
+    try:
+        return importlib.import_module(name), None
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            return None, "this installation has no native build (it was made without a C++ compiler)"
+        return None, f"the native build is broken: {error}"
+    except ImportError as error:
+        return None, f"the native build is broken: {error}"
+
+
+module, missing = _load()

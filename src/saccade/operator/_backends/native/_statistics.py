@@ -74,8 +74,6 @@ def refuses(call: CheckedCall, top: int = 0) -> str | None:
         return reason
     if _run.watched():
         return "a compiler or a dispatch mode is watching, and cannot see the native statistics"
-    if not hasattr(_kernels.module, "statistics"):
-        return "this native build is older than its statistics"
     return None if top <= MOST_TOP else f"the native kernels keep at most {MOST_TOP} keys of each row, and top is {top}"
 
 
@@ -87,7 +85,7 @@ def filled(
     groups: Tensor | None = None,
     received: bool = False,
     top: int = 0,
-) -> Memory:
+) -> StatisticsMemory:
     """The statistics of a call that `refuses` accepts; its value and its dropout are not used.
 
     Args:
@@ -105,7 +103,7 @@ def filled(
     placed = (placement, None) if isinstance(placement, int) else (0, _per_item(placement, call.batch))
     first = None if first is None else _per_item(first, call.batch)
     groups = None if groups is None else groups.contiguous()
-    made = Memory(query, key.shape[2], 0 if groups is None else len(groups), received, top)
+    made = StatisticsMemory(query, key.shape[2], 0 if groups is None else len(groups), received, top)
     _kernels.module.statistics(
         _shared(settings, query, key, key, scores, sink),
         _at(query),
@@ -173,7 +171,7 @@ def _members(groups: Tensor | None, mass: Tensor) -> tuple[int, ...]:
     return groups.data_ptr(), count, items * keys, 0 if items == 1 else keys, mass.data_ptr()
 
 
-class Memory:
+class StatisticsMemory:
     """Uninitialised memory that the kernels write to."""
 
     def __init__(self, query: Tensor, keys: int, groups: int, received: bool, top: int) -> None:

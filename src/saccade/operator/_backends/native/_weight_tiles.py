@@ -24,8 +24,6 @@ def refuses(call: CheckedCall) -> str | None:
         return reason
     if _run.watched():
         return "a compiler or a dispatch mode is watching, and cannot see a tile of weights, which is not an operator"
-    if not hasattr(_kernels.module, "weight_tile"):
-        return "this native build is older than its tiles of weights"
     return None
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ._parts import Step, Vector
-from ._writer import Writer, length, shape
+from ._writer import StepWriter, length, shape
 
 
-class AfterWeights(Writer):
+class AfterWeights(StepWriter):
     """The weighted sum, the other heads, the output projection and the residual."""
 
     def steps(self) -> Iterator[Step]:

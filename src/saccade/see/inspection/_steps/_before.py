@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ._parts import HeadNumbers, Step, Vector
-from ._writer import Writer, length, shape
+from ._writer import StepWriter, length, shape
 
 
-class BeforeScores(Writer):
+class BeforeScores(StepWriter):
     """The steps from the embedding to the projections: stream, norm, query, key and value, rotary positions."""
 
     def __init__(

@@ -83,22 +83,6 @@ def step_of_target_token(
         labels: of the keys, as in `step_of_tokens`.
         place: ("decoder" or "cross", layer, head).
         names: of the keys, as in `step_of_tokens`.
-
-    Example:
-        >>> import tempfile, torch, transformers
-        >>> from saccade.inspection import open_model, read_target, step_of_target_token
-        >>> from saccade.models import load
-        >>> sizes = dict(d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, vocab_size=4096)
-        >>> sizes |= dict(decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=32)
-        >>> config = transformers.BartConfig(decoder_start_token_id=0, **sizes)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     transformers.BartForConditionalGeneration(config).save_pretrained(folder)
-        ...     with open(f"{folder}/tokenizer.json", "w") as file:
-        ...         _ = file.write(open_model().lm.tokenizer.to_json())
-        ...     model, source = load(folder), torch.tensor([[0, 5, 2]])
-        ...     target = read_target(model, "An owl.", source)
-        >>> step_of_target_token(model, source, target, target.labels, ("decoder", 0, 1), row=2)
-        <Steps of 'n' in head decoder.0.1: 10 steps, 7 keys>
     """
     part, layer, head = place
     reading = _reading(model, source, target.ids, part)

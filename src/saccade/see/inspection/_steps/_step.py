@@ -38,16 +38,7 @@ def steps_of(
     target: str | None = None,
     name: str | None = None,
 ) -> Steps:
-    """As `saccade.step`, for an open model. ``name`` is the model's name in the result.
-
-    Example:
-        >>> from saccade.inspection import open_model, steps_of
-        >>> steps = steps_of(open_model(), "The cat sat on the mat.", head=(2, 1), word="the")
-        >>> steps
-        <Steps of 'the' in head 2.1: 13 steps, 9 keys>
-        >>> steps.labels[int(steps.weights.argmax())]
-        'sat'
-    """
+    """As `saccade.step`, for an open model. ``name`` is the model's name in the result."""
     opened = as_text_model(model)
     part, place = checked_place(opened, head, target)
     called = name or opened.name
@@ -84,14 +75,6 @@ def step_of_tokens(
         names: the name of each token in sentences; by default the labels in quotes.
         without: as in `saccade.step`.
         notes: lines that the result displays.
-
-    Example:
-        >>> from saccade.inspection import open_model, step_of_tokens
-        >>> model = open_model()
-        >>> ids = model.whole(model.encode("The dog").ids)
-        >>> labels = [model.written(token) for token in ids[0].tolist()]
-        >>> step_of_tokens(model, ids, labels, head=(0, 5), row=2)
-        <Steps of ' do' in head 0.5: 12 steps, 4 keys>
     """
     inputs, unknown = of_model(model, ids, head, row)
     table, token = model.embedding, int(ids[0, row])
@@ -129,15 +112,6 @@ def step_of_call(
         labels: of the keys.
         query: the label of the row; None: the label of its key, as in self-attention.
         without: as in `saccade.step`.
-
-    Example:
-        >>> import torch
-        >>> from saccade.inspection import open_model, step_of_call
-        >>> model, calls = open_model(), []
-        >>> model.run(model.whole(model.encode("The dog ran.").ids), lambda layer, call: calls.append(call))
-        >>> steps = step_of_call(calls[0], head=5, row=2)
-        >>> steps.weights.round(2)
-        array([0., 1., 0., 0., 0., 0.])
     """
     shown = [str(j) for j in range(call.key.shape[2])] if labels is None else labels
     asks = None if query is None else f"'{query}'"

@@ -13,12 +13,12 @@ import torch
 from ....support._numbers import counted
 from ._parts import Column, Step, Vector
 from ._scores import largest_exponent, unshifted
-from ._writer import Writer, weight_text
+from ._writer import StepWriter, weight_text
 
 _FORMATS = ("float16", "float32")
 
 
-class Weighing(Writer):
+class Weighing(StepWriter):
     """Dot products, scale, cap, bias, mask and softmax."""
 
     def steps(self) -> Iterator[Step]:

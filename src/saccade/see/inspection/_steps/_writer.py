@@ -10,7 +10,7 @@ from ....support._numbers import short_number, without_zero
 from ._parts import HeadNumbers
 
 
-class Writer:
+class StepWriter:
     """Writes steps of ``numbers``, with keys called ``names``. Abstract: a subclass writes some of the steps."""
 
     def __init__(self, numbers: HeadNumbers, names: Sequence[str], digits: int, query: str | None = None):

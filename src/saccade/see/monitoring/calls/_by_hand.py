@@ -30,8 +30,7 @@ from ....operator._call import GraphTensor, ObservedCall, without_autocast
 from ....operator._masks import FromTensor
 from . import _thread
 from ._by_hand_edits import FunctionRun, ScoresReplay, edited_output, edited_weights
-from ._four_axes import AxisLayout, ScoreTerm, alike
-from ._observed_products import PRODUCTS, ObservedProduct, product_of
+from ._observed_products import PRODUCTS, AxisLayout, ObservedProduct, ScoreTerm, alike, product_of
 from ._origins import TensorOrigins
 from ._padded import rows_of
 from ._scores import ObservedScores, changed_by

@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_map
 from ....interception._tracing import View
 from ....operator import _observers
 from ....operator._call import AttentionCall, GraphTensor, ObservedCall
-from ._four_axes import AxisLayout, alike
-from ._observed_products import ObservedProduct
+from ._observed_products import AxisLayout, ObservedProduct, alike
 
 
 class FunctionRun(NamedTuple):

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from ._by_hand_edits import ScoresReplay
-from ._four_axes import ScoreTerm
-from ._observed_products import ObservedProduct
+from ._observed_products import ObservedProduct, ScoreTerm
 
 
 @dataclass(frozen=True, eq=False)

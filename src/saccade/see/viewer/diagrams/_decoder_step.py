@@ -8,7 +8,7 @@ from ....support._numbers import size as bytes_of, typeset
 from ._canvas import Canvas
 from ._fonts import fitted, width_of
 from ._shapes import NUMBER, Box, arrow, column_labels, heat, node, row_labels, vectors
-from ._step_numbers import StepNumbers, StepReading
+from ._step_numbers import DecoderStepNumbers, StepReading
 
 _SHOWN = 3
 _CELL = (46.0, 28.0)
@@ -16,7 +16,7 @@ _WAY = 44.0  # room for an arrow
 _BETWEEN = 120.0  # between self-attention and cross-attention
 
 
-def draw_step(canvas: Canvas, numbers: StepNumbers, head: int, source_head: int | None = None) -> str:
+def draw_step(canvas: Canvas, numbers: DecoderStepNumbers, head: int, source_head: int | None = None) -> str:
     """Draw a step of decoding, with cross-attention below it if there is a source; returns the description."""
     own = numbers.own
     room, wide = _room(own), _wide(own.key)
@@ -65,7 +65,7 @@ def _facts_of_source(source: StepReading, layers: int) -> str:
 
 
 def _draw_source(
-    canvas: Canvas, numbers: StepNumbers, head: int, token: Box, columns: tuple[float, float], facts: str
+    canvas: Canvas, numbers: DecoderStepNumbers, head: int, token: Box, columns: tuple[float, float], facts: str
 ) -> tuple[float, float]:
     """Cross-attention below self-attention: a new query, with the source's keys and values, computed once."""
     source = numbers.source
@@ -213,7 +213,7 @@ def _draw_following(canvas: Canvas, following: list[tuple[str, float]], at: tupl
         canvas.text(x + max(2.0, 120 * share) + 8, row + 15, typeset(share), size=13, fill="soft")
 
 
-def _description(numbers: StepNumbers, head: int, source_head: int | None, facts: list[str]) -> str:
+def _description(numbers: DecoderStepNumbers, head: int, source_head: int | None, facts: list[str]) -> str:
     own, source = numbers.own, numbers.source
     read = ""
     if source is not None and source_head is not None:

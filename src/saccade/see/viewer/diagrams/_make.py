@@ -21,11 +21,10 @@ from ...inspection._look import check_head
 from ...inspection._steps._chosen_head import checked_place
 from ._architectures import ARCHITECTURES, ORIGINAL, architecture, is_architecture
 from ._attention import MOST_TOKENS, draw_attention
-from ._block import draw_blocks
+from ._block import draw_blocks, is_graph_layer
 from ._canvas import Canvas
 from ._decoder_step import draw_step
 from ._diagram import Diagram, check_theme
-from ._graph_layer import is_graph_layer
 from ._head import LayerNumbers, in_words, layer_numbers, module_numbers, spread_head, usual_text
 from ._modules import bare, is_block, parameter_count, tree_of, walk
 from ._multi_head import draw_multi_head

@@ -90,7 +90,7 @@ def parameter_count(module: nn.Module) -> int:
 def tree_of(module: nn.Module) -> list[DiagramPart]:
     """The parts of a model in the order of registration."""
     module = bare(module)
-    parts = _Reader().read(module, "")
+    parts = _PartReader().read(module, "")
     table = _table_of_logits(module)
     if table is not None:
         details = [_shape_of(table, turned=True) + ", the token embedding again"]
@@ -111,7 +111,7 @@ def is_block(module: nn.Module) -> bool:
     return isinstance(module, EncoderBlock | nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
 
 
-class _Reader:
+class _PartReader:
     """Walks a tree once, and remembers the counted parameters."""
 
     def __init__(self) -> None:

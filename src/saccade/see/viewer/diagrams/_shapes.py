@@ -166,19 +166,17 @@ def runs(chosen: np.ndarray) -> list[tuple[int, int, int]]:
     return out
 
 
-def row_labels(
-    canvas: Canvas, where: Box, labels: Sequence[str], *, fill: str, room: float, size: float = NUMBER
-) -> None:
+def row_labels(canvas: Canvas, where: Box, labels: Sequence[str], *, fill: str, room: float) -> None:
     """Words to the left of a matrix, one a row."""
     step = where.height / len(labels)
     for i, label in enumerate(labels):
-        text = fitted(label, size, room)
-        canvas.text(where.x - 9, where.y + (i + 0.5) * step + size * 0.35, text, size=size, fill=fill, anchor="end")
+        text = fitted(label, NUMBER, room)
+        canvas.text(where.x - 9, where.y + (i + 0.5) * step + NUMBER * 0.35, text, size=NUMBER, fill=fill, anchor="end")
 
 
-def column_labels(canvas: Canvas, where: Box, labels: Sequence[str], *, fill: str, size: float = NUMBER) -> None:
+def column_labels(canvas: Canvas, where: Box, labels: Sequence[str], *, fill: str) -> None:
     """Words above a matrix, one a column, cut to its width."""
     step = where.width / len(labels)
     for i, label in enumerate(labels):
-        text = fitted(label, size, step - 6)
-        canvas.text(where.x + (i + 0.5) * step, where.y - 8, text, size=size, fill=fill, anchor="middle")
+        text = fitted(label, NUMBER, step - 6)
+        canvas.text(where.x + (i + 0.5) * step, where.y - 8, text, size=NUMBER, fill=fill, anchor="middle")

@@ -55,7 +55,7 @@ class StepReading:
 
 
 @dataclass(frozen=True, eq=False)
-class StepNumbers:
+class DecoderStepNumbers:
     """One step in one layer.
 
     Attributes:
@@ -72,7 +72,7 @@ class StepNumbers:
     following: list[tuple[str, float]]
 
 
-def step_numbers(model: TextModel, text: str, layer: int, target: str | None = None) -> StepNumbers:
+def step_numbers(model: TextModel, text: str, layer: int, target: str | None = None) -> DecoderStepNumbers:
     """Decode the last token of ``text`` after the others; for an encoder-decoder, the last one of its ``target``.
 
     Raises:
@@ -103,12 +103,12 @@ def step_numbers(model: TextModel, text: str, layer: int, target: str | None = N
         logits = _logits(module, ids[:, -1:], cache, keep)
     first, last = calls
     following = _following(logits, model)
-    return StepNumbers(
+    return DecoderStepNumbers(
         _reading(last, labels, model.layers), None, layer, model.layers, tuple(first.key.shape), following
     )
 
 
-def _of_pair(model: TextModel, module: EncoderDecoder, text: str, layer: int, target: str | None) -> StepNumbers:
+def _of_pair(model: TextModel, module: EncoderDecoder, text: str, layer: int, target: str | None) -> DecoderStepNumbers:
     tokens, sources = read_short(model, text, MOST_TOKENS)
     device = next(module.parameters()).device
     source = model.whole(tokens.ids).to(device)
@@ -129,7 +129,7 @@ def _of_pair(model: TextModel, module: EncoderDecoder, text: str, layer: int, ta
             out = module(memory=memory, decoder_input_ids=part, cache=cache, observe=keep)
     before, _, own, cross = calls  # self- and cross-attention of both calls
     layers = len(module.decoder.blocks)
-    return StepNumbers(
+    return DecoderStepNumbers(
         _reading(own, labels, layers),
         _reading(cross, sources, layers),
         layer,

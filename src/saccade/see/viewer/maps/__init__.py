@@ -11,11 +11,9 @@ from ._call import MapCall
 from ._head import SIDE, HeadPyramid, MapTile, Pool, What
 from ._lse import MapClosed
 from ._overview import THUMBNAIL, HeadSummary
-from ._pair import ReadPair, read_pair
-from ._reading import read_continued, read_text
-from ._run import Cell, Links, Run
+from ._reading import ReadPair, read_continued, read_pair, read_text
+from ._run import Cell, Links, Run, from_watch
 from ._side import Side, SideWord
-from ._watched import from_watch
 
 __all__ = [
     "SIDE",

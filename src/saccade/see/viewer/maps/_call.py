@@ -17,7 +17,7 @@ from ....operator._call import CheckedCall
 from ....operator._checks import make_call
 from ....operator._masks import PerHead
 from ....operator._scores._score import ModifiedScores
-from ....operator._statistics._places import standing
+from ....operator._statistics._rows import standing
 
 _BLOCK, _LOOKED_AT = (
     256,

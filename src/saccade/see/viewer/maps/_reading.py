@@ -1,6 +1,6 @@
-"""Reading a text with a model, and keeping the inputs of its maps.
+"""Reading a text, or a source and a target, with a model, and keeping the inputs of its maps.
 
-Shape legend: B items, Hq / Hkv query and key-value heads, L tokens.
+Shape legend: B items, Hq / Hkv query and key-value heads, L tokens, Ls those of a source.
 """
 
 from __future__ import annotations
@@ -8,15 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ....make.models import Model, Sampling, generate
+from ....make.models.text.encoder_decoder import EncoderDecoder
 from ....operator._biases import as_bias
 from ....operator._call import ObservedCall
 from ....operator._masks import Mask
-from ...inspection import Look, TextModel, as_text_model, look
+from ....operator.nn.attention import Observation
+from ....support._evaluating import evaluating
+from ...inspection import Look, Target, TextModel, as_text_model, look, read_target
 from ...inspection._collect import read
 from ...monitoring import Alarms, CallRecord
 from ...monitoring._kept_calls import bias_to, own_bias
@@ -29,6 +33,7 @@ from ._side import Side
 Progress = Callable[[int, int], None]
 _LOOKED_AT = 400  # words up to which the findings of a look are shown beside the maps
 _JUDGED = 4096  # tokens up to which alarms are computed
+PARTS = ("encoder", "decoder", "cross")
 
 
 def read_text(
@@ -150,3 +155,65 @@ def _tell(run: Run, look: Look) -> None:
         )
         for finding in look.findings
     ]
+
+
+class ReadPair(NamedTuple):
+    """The input of a run, for reading it again."""
+
+    model: EncoderDecoder
+    ids: Tensor  # (1, Ls)
+    target: Target
+
+
+def read_pair(
+    source: str,
+    target: str | int,
+    model: EncoderDecoder,
+    *,
+    name: str | None = None,
+    budget: int | None = None,
+    folder: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """The attention of an encoder-decoder on a source and a target, or on a target that it writes (a number).
+
+    The decoder reads its start token, then the target. Other arguments as in `read_text`.
+
+    Raises:
+        ValueError: as `read_text`; more tokens than the model has positions; a model that cannot write.
+    """
+    reader = as_text_model(model)
+    tokens, words = read(reader, source)
+    ids = reader.whole(tokens.ids).to(next(model.parameters()).device)
+    with evaluating(model):
+        read_ = read_target(model, target, ids)
+    encoders, total = len(model.encoder.blocks), len(model.encoder.blocks) + 2 * len(model.decoder.blocks)
+    calls: list[MapCall] = []
+    alarms: dict[tuple[str, int], list[str]] = {}
+    with kept_for(total, budget, folder) as kept:
+
+        def keep(layer: int, call: Observation) -> None:
+            if layer < encoders:
+                id, sides, kind = f"encoder.{layer}", ("source", "source"), "self"
+            elif call.cross:
+                id, sides, kind = f"cross.{layer - encoders}", ("target", "source"), "cross"
+            else:
+                id, sides, kind = f"decoder.{layer - encoders}", ("target", "target"), "self"
+            at = layer if layer < encoders else layer - encoders
+            calls.append(kept_call(kept, id, f"{id.partition('.')[0]} layer {at}", at, call, sides, kind))
+            alarms.update(judged(calls[-1], call))
+            if progress is not None:
+                progress(len(calls), total)
+
+        with evaluating(model), torch.no_grad():
+            model(ids, None, torch.tensor([read_.ids], device=ids.device), observe=keep)
+        calls.sort(key=lambda call: PARTS.index(call.id.partition(".")[0]))
+        pieces = reader.pieces(source, tokens.spans)
+        sides = {
+            "source": Side("source", "source", len(pieces), words, source, pieces),
+            "target": Side(
+                "target", "target", len(read_.ids), read_.words, read_.text, read_.pieces, 1 if read_.written else None
+            ),
+        }
+        called = name or ("unnamed" if model.folder is None else str(model.folder))
+        return Run(called, source, sides, calls, None, alarms, kept=kept, source=ReadPair(model, ids, read_))

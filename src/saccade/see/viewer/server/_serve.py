@@ -1,24 +1,32 @@
-"""A running viewer: its port, its thread, its browser, and its end."""
+"""A running viewer: its port, its thread, its browser, and its end.
+
+The browser gets the viewer's address from a file, so that the token is in no program's arguments, which every user of a
+machine may read. Only this user can read the file; the page in it redirects to the address.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import secrets
+import shutil
 import socket
 import sys
+import tempfile
 import threading
+import time
 import webbrowser
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....support._extras import installing
-from ._address_file import AddressFile
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
 
     from ._session import Session
+
 
 HIGHEST_PORT = 65535
 LONGEST_NAME = 80  # characters of a host in an error message
@@ -26,6 +34,16 @@ LOOPBACK = "127.0.0.1"
 OTHERS = "other machines can open it under this computer's name or address, with the token"
 MOST_IDLE = 600.0  # seconds without a page; open pages send a request every half minute
 GRACE = 5.0  # seconds for running requests at the end
+ADDRESS_LIFE = 120.0  # seconds; the browser may have to start first
+_ADDRESS_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={url}">
+<title>Saccade</title>
+<p><a href="{url}">The viewer</a></p>
+</html>
+"""
 
 
 class Viewer:
@@ -235,3 +253,45 @@ def open_browser(url: str) -> bool:
         return webbrowser.open(url)
     except webbrowser.Error:
         return False
+
+
+class AddressFile:
+    """A page that redirects to ``url``, until it is removed, or `ADDRESS_LIFE` has passed and `expire` is called.
+
+    A killed process leaves it, with an address that no longer answers.
+    """
+
+    def __init__(self, url: str):
+        self._url = url
+        self._folders: list[tuple[float, Path]] = []
+
+    def write(self) -> Path | None:
+        """The page, in a new folder that only this user can enter; None if the home folder is not the user's own.
+
+        The folder is in the home folder itself: browsers packaged as snaps see neither hidden folders nor the system's
+        temporary one. In another user's folder it could be replaced.
+        """
+        try:
+            home = Path.home()
+            if home.stat().st_uid != os.getuid():
+                return None
+            folder = Path(tempfile.mkdtemp(prefix="saccade-viewer-", dir=home))  # mode 0700
+            self._folders.append((time.monotonic() + ADDRESS_LIFE, folder))
+            path = folder / "open.html"
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                file.write(_ADDRESS_PAGE.format(url=escape(self._url)))
+        except (OSError, RuntimeError):  # no home, or it is not writable
+            return None
+        return path
+
+    def expire(self) -> None:
+        """Remove files that browsers have read by now."""
+        self._remove(time.monotonic())
+
+    def remove(self) -> None:
+        self._remove(float("inf"))
+
+    def _remove(self, now: float) -> None:
+        for due in [entry for entry in self._folders if entry[0] <= now]:
+            self._folders.remove(due)
+            shutil.rmtree(due[1], ignore_errors=True)

@@ -51,7 +51,7 @@ CLOSED = Reply({"error": "the viewer has ended"}, status=400)
 
 
 @dataclass(frozen=True)
-class Place:
+class MapPlace:
     """One head of one item of a call."""
 
     run: str
@@ -69,7 +69,7 @@ class Session:
 
     runs: Sequence[Run]
     title: str
-    shown: Place
+    shown: MapPlace
     notes: Sequence[str] = ()
     closed: bool = field(default=False, init=False)
 

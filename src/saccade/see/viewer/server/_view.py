@@ -213,17 +213,17 @@ def _shown(runs: Sequence[Run], head: tuple[int | str, int] | None) -> Any:
     Raises:
         ValueError: there is no such head; the message names the existing ones.
     """
-    from ._session import Place
+    from ._session import MapPlace
 
     run = runs[0]
     if head is None:
-        return Place("0", *(run.shown or run.clearest()))
+        return MapPlace("0", *(run.shown or run.clearest()))
     if not isinstance(head, tuple | list) or len(head) != 2:
         raise ValueError(f"head: expected (layer, head) or (name of a call, head), got {head!r}")
     where, number = head
     for call in run.calls:
         if where in (call.layer, call.name) and not isinstance(where, bool) and number in range(call.shape[1]):
-            return Place("0", call.id, int(number))
+            return MapPlace("0", call.id, int(number))
     raise ValueError(f"head: {where}.{number} does not exist; {_heads_of(run)}")
 
 

@@ -42,14 +42,7 @@ def render_steps(steps: Steps, version: str = "") -> str:
 
 
 def framed_steps(steps: Steps) -> str:
-    """An HTML element that shows steps in a notebook. Its styles and script apply only inside its frame.
-
-    Example:
-        >>> from saccade.inspection import example
-        >>> from saccade.viewer import framed_steps
-        >>> framed_steps(example()).split(" srcdoc")[0]
-        '<iframe title="Attention by hand: the query A = [1, 0] and two keys" sandbox="allow-scripts"'
-    """
+    """An HTML element that shows steps in a notebook. Its styles and script apply only inside its frame."""
     return (
         f'<iframe title="{escape(steps.title)}" sandbox="allow-scripts" srcdoc="{escape(render_steps(steps))}" '
         f'style="width:100%;height:{HEIGHT}px;border:0"></iframe>'

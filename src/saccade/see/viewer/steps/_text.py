@@ -46,17 +46,7 @@ def steps_as_text(steps: Steps, width: int = 80) -> str:
 
 
 def print_steps(console: Console, steps: Steps) -> None:
-    """Print all steps in a terminal, one after another.
-
-    Example:
-        >>> import sys
-        >>> from rich.console import Console
-        >>> from saccade.inspection import example
-        >>> from saccade.viewer import print_steps
-        >>> print_steps(Console(file=sys.stdout, width=80), example())
-        Attention by hand: the query A = [1, 0] and two keys
-        ...
-    """
+    """Print all steps in a terminal, one after another."""
     _print_title(console, steps)
     for number, step in enumerate(steps, 1):
         console.print()

@@ -18,7 +18,7 @@ from ...subject._check import Check
 from ...subject._inputs import NamedInputs
 from ...subject._steady import exact, steady, takes, tolerance
 from ...subject._subject import Subject
-from ...tracing._batch_mixing import batch_mixing_line
+from ...tracing._flow import batch_mixing_line
 from ...tracing._visible import attentions_of
 from ...tracing._wiring import wiring
 from ._mixed_heads import mixed

@@ -49,7 +49,7 @@ class Reader:
         return out
 
 
-class Wrong(NamedTuple):
+class WrongStep(NamedTuple):
     """The first step that differs."""
 
     step: int  # tokens so far
@@ -111,7 +111,7 @@ def _ends(length: int, pieces: tuple[int, ...]) -> list[int]:
     return list(dict.fromkeys([*ends, *range(ends[-1], length + 1)]))
 
 
-def _wrong(reader: Reader, decoder: Decoder, document: list[int], pieces: tuple[int, ...]) -> Wrong | None:
+def _wrong(reader: Reader, decoder: Decoder, document: list[int], pieces: tuple[int, ...]) -> WrongStep | None:
     """The first step whose logits are not those of the last token when all are read at once."""
     state: Any = None
     stack, measure, whole = reader.stack, reader.measure, reader(document)
@@ -123,7 +123,7 @@ def _wrong(reader: Reader, decoder: Decoder, document: list[int], pieces: tuple[
         whole_again = whole[end - 1] if stack.is_served else stack.outputs([document[:end]])[0][-1]
         difference = measure.compare(logits[None], whole_again[None])
         if difference is not None:
-            return Wrong(end, difference)
+            return WrongStep(end, difference)
     return None
 
 
@@ -134,7 +134,7 @@ def _step(decoder: Decoder, tokens: list[int], state: Any) -> tuple[Tensor, Any]
     return logits.reshape(-1, logits.shape[-1])[-1].clone(), state
 
 
-def _last_wrong(reader: Reader, decoder: Decoder, documents: Documents, pieces: tuple[int, ...]) -> Wrong | None:
+def _last_wrong(reader: Reader, decoder: Decoder, documents: Documents, pieces: tuple[int, ...]) -> WrongStep | None:
     """The documents decoded one after the other: what is wrong with the last."""
     for document in documents[:-1]:
         state: Any = None
@@ -143,12 +143,14 @@ def _last_wrong(reader: Reader, decoder: Decoder, documents: Documents, pieces: 
     return _wrong(reader, decoder, documents[-1], pieces)
 
 
-def _finding(reader: Reader, decoder: Decoder, documents: Documents, pieces: tuple[int, ...], wrong: Wrong) -> Finding:
+def _finding(
+    reader: Reader, decoder: Decoder, documents: Documents, pieces: tuple[int, ...], wrong: WrongStep
+) -> Finding:
     stack = reader.stack
     uses, window = len(documents), stack.promises.window
     again = uses > 1
 
-    def shows(given: Documents) -> Wrong | None:
+    def shows(given: Documents) -> WrongStep | None:
         # What is kept from one use to the next would make one document look wrong alone.
         return _last_wrong(reader, decoder, given, pieces) if len(given) == uses else None
 

@@ -47,7 +47,7 @@ class Path(NamedTuple):
     layers: list[LayerPairs]
 
 
-class Wrong(NamedTuple):
+class WrongReach(NamedTuple):
     """A pair that has weight and should not, or the other way round."""
 
     path: str
@@ -264,7 +264,7 @@ def _fits(layer: LayerPairs, pattern: Pattern) -> bool:
     return bool((layer.pairs == pattern.pairs(layer.pairs.shape[-1])).all(-1).all(-1).any())
 
 
-def _wrong(path: str, layer: LayerPairs, patterns: tuple[Pattern, ...]) -> Wrong | None:
+def _wrong(path: str, layer: LayerPairs, patterns: tuple[Pattern, ...]) -> WrongReach | None:
     """The wrong pair that needs the fewest tokens, of the pattern that is nearest; None if each head fits one."""
     lengths = layer.pairs.shape[-1]
     fitting = torch.stack([(layer.pairs == pattern.pairs(lengths)).all(-1).all(-1) for pattern in patterns]).any(0)
@@ -274,7 +274,7 @@ def _wrong(path: str, layer: LayerPairs, patterns: tuple[Pattern, ...]) -> Wrong
     return min((place for place in places if place is not None), key=lambda place: place.share)
 
 
-def _place(path: str, layer: LayerPairs, pattern: Pattern, heads: Tensor | None = None) -> Wrong | None:
+def _place(path: str, layer: LayerPairs, pattern: Pattern, heads: Tensor | None = None) -> WrongReach | None:
     """The first wrong pair in one of these heads (H,), of all by default."""
     differ = layer.pairs != pattern.pairs(layer.pairs.shape[-1])
     if heads is not None:
@@ -282,10 +282,10 @@ def _place(path: str, layer: LayerPairs, pattern: Pattern, heads: Tensor | None 
     if not bool(differ.any()):
         return None
     head, query, key = min(differ.nonzero().tolist(), key=lambda at: (max(at[1:]), at[0]))
-    return Wrong(path, layer, pattern, head, query, key, float(differ.double().mean()))
+    return WrongReach(path, layer, pattern, head, query, key, float(differ.double().mean()))
 
 
-def _as_finding(wrong: list[Wrong], paths: list[Path], document: list[int]) -> Finding:
+def _as_finding(wrong: list[WrongReach], paths: list[Path], document: list[int]) -> Finding:
     first = wrong[0]
     layer, pattern = first.layer, first.pattern
     sees = bool(layer.pairs[first.head, first.query, first.key])

@@ -1,0 +1,181 @@
+"""Decoders of transformers on shards.
+
+A model asks transformers for a mask function and for an attention function. In the block both are ours: the mask that
+the layer asks for is read for the whole sequence, and the attention goes over all ranks. Hooks check what the model is
+called with, since a shard looks like a shorter sequence to everything else.
+
+Shape legend: B batch, L rows of the whole sequence, n rows of this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..interception._hooks.transformers import MaskTensor, functions_wrapped_by, masks_wrapped_by, meaning_of
+from ..interception._hooks.transformers._mask_functions import MaskFrame, UnknownMaskFunction, read
+from ..operator._masks import Causal, Mask, Window
+from ._batches import check_padding
+from ._plan import SequencePlan
+from ._running import RunningModel
+
+# Types whose logits, loss and gradients were compared with one process, each in a small model. Others may mix tokens
+# elsewhere (convolutions, states), or count positions themselves, which nothing here would notice.
+TYPES = (
+    "apertus arcee aria_text bitnet cohere cohere2 exaone4 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neox "
+    "gpt_oss granite helium hunyuan_v1_dense llama ministral mistral mixtral nemotron olmo olmo2 olmo3 opt phi "
+    "phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2"
+).split()
+_EVERYTHING = Window(None, None)
+
+
+def decoders_of(model: nn.Module) -> list[Any]:
+    """The models of transformers within a module. TypeError for a type that is not known to be right on shards."""
+    try:
+        from transformers import PreTrainedModel
+    except ImportError:
+        return []
+    found: list[Any] = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    for decoder in found:
+        config, name = decoder.config, type(decoder).__name__
+        whole = decoder.base_model is decoder or name.endswith(("ForCausalLM", "LMHeadModel"))  # other heads pool rows
+        if config.model_type not in TYPES or not whole or getattr(config, "add_cross_attention", False):
+            raise TypeError(
+                f"context_parallel: {name} has type {config.model_type!r}; known to be right on shards are the causal "
+                f"language models, without cross-attention, of {', '.join(TYPES)}"
+            )
+    return found
+
+
+class RunningDecoders(RunningModel):
+    """Decoders of transformers, perhaps inside of another module."""
+
+    def __init__(self, model: nn.Module, plan: SequencePlan, decoders: list[Any]) -> None:
+        super().__init__(model, plan)
+        self._decoders = decoders
+        self._names = {id(module): name for name, module in model.named_modules()}
+
+    def modules(self) -> list[nn.Module]:
+        return self._decoders
+
+    def replaced(self) -> list[AbstractContextManager[Any]]:
+        return [masks_wrapped_by(self._wrap_mask), functions_wrapped_by(self._wrap)]
+
+    # --- the model's call -------------------------------------------------------------------------------------------
+
+    def arguments(self, module: Any, given: dict[str, Any], known: Container[str], where: str) -> None:
+        self._check(given, module, where)
+        if "use_cache" in known:
+            given["use_cache"] = False
+        inputs = [given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None]
+        if inputs and "attention_mask" in known:
+            # With a mask transformers does not look for documents in positions, which on shards have other gaps.
+            ones = inputs[0].new_ones(inputs[0].shape[:2], dtype=torch.long)
+            given["attention_mask"] = ones if module.base_model is module else None  # a head's loss has all tokens
+
+    def _check(self, given: dict[str, Any], module: Any, where: str) -> None:
+        if given.get("position_ids") is None:
+            raise ValueError(
+                f"{where}: position_ids are missing: without them a shard begins at 0; see distributed.shard"
+            )
+        self.check_rows(given, where)
+        check_padding(given.get("attention_mask"), where)
+        if given.get("past_key_values") is not None or given.get("use_cache"):
+            raise ValueError(
+                f"{where}: KV caches are not kept on shards; call it without use_cache and past_key_values"
+            )
+        if given.get("encoder_hidden_states") is not None:
+            raise ValueError(f"{where}: encoder_hidden_states: cross-attention is not shared among ranks")
+        missing = [name for name in ("shift_labels", "num_items_in_batch") if given.get(name) is None]
+        if given.get("labels") is not None and missing:
+            raise ValueError(
+                f"{where}: labels without {' and '.join(missing)}: the next token of a shard's row may be on another "
+                "rank, and the mean is over all ranks' tokens; give what distributed.shard returns, or take the logits"
+            )
+        if given.get("output_attentions") or getattr(module.config, "output_attentions", False):
+            raise ValueError(f"{where}: output_attentions: not there on shards")
+        for name, part in module.named_modules():
+            if module.training and getattr(part, "layerdrop", 0):
+                raise ValueError(f"{where}: layerdrop leaves out other layers on each rank; set it to 0")
+            kind = str(getattr(part, "rope_type", ""))
+            if "dynamic" in kind or "longrope" in kind:
+                raise ValueError(
+                    f"{where}: {name} scales by the length of the sequence ({kind}), which differs by rank"
+                )
+
+    def result(self, module: Any, output: Any) -> Any:
+        """Losses of routers are of all tokens: each rank computes them whole, and has its share in its loss."""
+        logits, loss = getattr(output, "router_logits", None), getattr(output, "loss", None)
+        if logits is not None and module.base_model is module:
+            output.router_logits = tuple(map(self._whole, logits))
+        elif logits is not None and loss is not None:
+            output.loss = loss - (1 - 1 / self.plan.ranks) * module.router_aux_loss_coef * output.aux_loss
+        return output
+
+    def _whole(self, logits: Tensor) -> Tensor:
+        """(B n, experts) to (B L, experts)."""
+        return self.plan.unshard(logits.view(-1, self.held, logits.shape[-1]), 1).flatten(0, 1)
+
+    # --- what its layers ask for ------------------------------------------------------------------------------------
+
+    def _wrap_mask(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **more: Any) -> Any:
+            if not self.running:
+                return function(batch_size, q_length, kv_length, *args, **more)
+            length = self.plan.length
+            given = more.get("mask_function")
+            try:
+                whole: Any = Causal() if given is None else read(given, MaskFrame(length, length, 0, 0))
+            except UnknownMaskFunction:
+                whole = _Unknown(getattr(given, "__qualname__", repr(given)))
+            return _LayerMask(whole, (batch_size, 1, q_length, kv_length), more.get("device", "cpu"))
+
+        return mask
+
+    def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **more: Any) -> Any:
+            name = self._names.get(id(module))
+            if name is None or not self.running:
+                return function(module, query, key, value, mask, **more)
+            return self._attend(f"context_parallel: layer {name}", module, query, key, value, mask, more), None
+
+        return attend
+
+    def _attend(
+        self, where: str, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, more: dict[str, Any]
+    ) -> Tensor:
+        """(B, n, H, D)."""
+        own = mask.mask if isinstance(mask, _LayerMask) else mask
+        if isinstance(own, _Unknown) or not isinstance(own, Mask | None):
+            what = (
+                own.name if isinstance(own, _Unknown) else f"a {type(own).__name__} {tuple(getattr(own, 'shape', ()))}"
+            )
+            raise ValueError(f"{where}: its mask is {what}, which is not known for the whole sequence")
+        if mask is None:
+            raise ValueError(f"{where}: it has asked for no mask, so that what it sees is not known")
+        call = meaning_of(module, query, key, value, _EVERYTHING if own is None else own, **more)
+        if call.bias is not None or more.get("cu_seq_lens_q") is not None:
+            raise ValueError(f"{where}: biases and cu_seq_lens count positions of a shard")
+        scoring = {name: value for name, value in call.arguments().items() if name != "mask"}
+        out, _ = self.attend(where, call.query, call.key, call.value, own, **scoring)
+        return out.transpose(1, 2).contiguous()
+
+
+class _LayerMask(MaskTensor):
+    """A layer's mask of the whole sequence, in the shape that the model expects for its shard. It has no entries."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise ValueError(
+            f"context_parallel: a layer reads its mask ({func}): it computes attention itself, of this rank's rows"
+        )
+
+
+class _Unknown(NamedTuple):
+    """Stands for a mask that cannot be read, until the layer is known that has it."""
+
+    name: str

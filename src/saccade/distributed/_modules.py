@@ -1,0 +1,158 @@
+"""Saccade's own models, and any module whose attention is `saccade.attention`, on shards.
+
+While the model runs, `saccade.attention` goes over all ranks; a mask that a layer gives it is of the whole sequence.
+Modules that add or turn positions are given the rows of this rank, where their caller gives the first one or none.
+
+Shape legend: B batch, n rows of this rank.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Container
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..operator._masks import as_mask
+from ..operator._observers import THREAD, computed_by
+from ..operator.positions import Learned, Rotary, Sinusoidal
+from ..operator.variants import Mechanism
+from ._batches import IGNORED, ROWS, check_padding
+from ._plan import SequencePlan
+from ._running import RunningModel
+
+MODELS = ("DecoderLM", "LanguageModel", "GPT2", "GPTNeo", "Llama")  # compared with one process
+_PACKAGE = __name__.partition(".")[0]
+_POSITIONS = (Rotary, Learned, Sinusoidal)
+_MIXING = (nn.MultiheadAttention, nn.RNNBase, nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, Mechanism)
+_ABSENT = {  # arguments of Saccade's modules
+    "cache": "KV caches are not kept on shards",
+    "context": "cross-attention is not shared among ranks",
+    "padding": "padding belongs into the plan's mask",
+    "logits_to_keep": "the last columns are of this rank's rows",
+    "observe": "a call on shards is of all ranks",
+    "return_weights": "a call on shards is of all ranks",
+}
+
+
+class RunningModules(RunningModel):
+    """A module whose attention is `saccade.attention`."""
+
+    def __init__(self, model: nn.Module, plan: SequencePlan) -> None:
+        super().__init__(model, plan)
+        for name, part in model.named_modules():
+            own = _own_class(part)
+            of_models = own is not None and own.__module__.startswith(f"{_PACKAGE}.make.models.")
+            if isinstance(part, _MIXING) or (own is not None and of_models and own.__name__ not in MODELS):
+                raise TypeError(
+                    f"context_parallel: {name or 'the model'} is a {type(part).__name__}, which mixes rows or is not "
+                    f"known to be right on shards; of saccade.models these are {', '.join(MODELS)}"
+                )
+        self._calls, self._targets = 0, dict[int, tuple[Tensor, Any]]()
+        rows = [torch.arange(start, stop) for start, stop in plan.rows[plan.rank]]
+        self._rows, self._placed = torch.cat(rows), dict[Any, Tensor]()
+
+    def modules(self) -> list[nn.Module]:
+        return [part for part in self.model.modules() if part is self.model or next(part.children(), None) is not None]
+
+    def replaced(self) -> list[AbstractContextManager[Any]]:
+        return [computed_by(self._elsewhere)]
+
+    def hooks(self) -> list[Any]:
+        places = [part for part in self.model.modules() if isinstance(part, _POSITIONS)]
+        return super().hooks() + [part.register_forward_pre_hook(self._place, with_kwargs=True) for part in places]
+
+    # --- the model's call -------------------------------------------------------------------------------------------
+
+    def _enter(self, module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if module is self.model and self.on_this_thread():
+            self._calls = 0
+        return super()._enter(module, args, kwargs)
+
+    def arguments(self, module: Any, given: dict[str, Any], known: Container[str], where: str) -> None:
+        own = _own_class(module)
+        if own is None:
+            return
+        for name, why in _ABSENT.items():
+            if given.get(name) not in (None, False):
+                raise ValueError(f"{where}: {name}: {why}")
+        self.check_rows(given, where, {**ROWS, "x": 1, "tokens": 1})
+        check_padding(given.get("attention_mask"), where)
+        if module.training and getattr(module, "layer_drop", 0):
+            raise ValueError(f"{where}: layer_drop leaves out other layers on each rank; set it to 0")
+        if own.__name__ in MODELS:
+            longest = getattr(module, "longest", None) or getattr(getattr(module, "config", None), "context", None)
+            if longest is not None and self.plan.length > longest:
+                raise ValueError(f"{where}: {self.plan.length} tokens are more than the model's {longest} positions")
+            self._take_labels(module, given, where)
+            if "position_ids" not in known:  # its rotary positions read distances
+                given.pop("position_ids", None)
+
+    def _take_labels(self, module: Any, given: dict[str, Any], where: str) -> None:
+        """Keep the labels of `shard` for `result`."""
+        labels, count = given.pop("shift_labels", None), given.pop("num_items_in_batch", None)
+        if labels is not None and count is not None:
+            given.pop("labels", None)
+            self._targets[id(module)] = labels, count
+        elif given.get("labels") is not None:
+            raise ValueError(
+                f"{where}: labels without shift_labels and num_items_in_batch: the next token of a shard's row may be "
+                "on another rank; give what distributed.shard returns, or take the logits"
+            )
+
+    def result(self, module: Any, output: Any) -> Any:
+        if module is self.model and not self._calls:
+            raise ValueError(
+                f"context_parallel: {type(module).__name__} made no call of saccade.attention: whatever mixes its rows "
+                "sees those of this rank only"
+            )
+        if id(module) in self._targets:
+            labels, count = self._targets.pop(id(module))
+            logits = output.logits.flatten(0, -2)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            total = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+            output.loss = total / count
+        return output
+
+    # --- what its layers ask for ------------------------------------------------------------------------------------
+
+    def _elsewhere(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *, backend: str = "auto", **options: Any
+    ) -> tuple[Tensor, Tensor] | None:
+        if not self.running:
+            return None
+        if THREAD.editor is not None:
+            raise ValueError("context_parallel: a call on shards cannot be edited; intervene in one process")
+        if backend != "auto":
+            raise ValueError(f"context_parallel: backend {backend!r}: on shards it is chosen for each part of a call")
+        self._calls += 1
+        return self.attend("context_parallel: a call", query, key, value, as_mask(mask), **options)
+
+    def _place(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Positions of this rank's rows, where the caller has not given one for each."""
+        if not (self.running and self.on_this_thread()):
+            return None
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        x, offset = given["x"], given.get("offset", 0)
+        if isinstance(offset, Tensor) and offset.ndim == 2:
+            return None
+        key = (x.shape[0], x.device)
+        if key not in self._placed:
+            self._placed[key] = self._rows.to(x.device).expand(x.shape[0], -1)
+        rows = self._placed[key]
+        if isinstance(offset, Tensor):
+            rows = rows + offset[:, None]
+        elif offset:
+            rows = rows + offset
+        return (x, rows), {}
+
+
+def _own_class(module: nn.Module) -> type | None:
+    """The class of Saccade that a module has; FSDP2 puts one of its own before it."""
+    return next((base for base in type(module).__mro__ if base.__module__.startswith(f"{_PACKAGE}.")), None)
