@@ -56,7 +56,7 @@ FAULTS = (
     Fault(
         "shards-dropout-seed",
         CALL,
-        "found if seed is not None",
+        "first_seed if seed is not None",
         "None if seed is not None",
         TESTS,
         "Each rank drops weights by a seed of its own.",
