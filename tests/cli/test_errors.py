@@ -215,6 +215,7 @@ def test_summaries_are_whole_and_arguments_are_spelled_one_way():
         "bench": "",
         "compare": "",
         "docs": "[WORDS]...",
+        "plan": "",
         "doctor": "",
         "train": "COMMAND [ARGS]...",
         "train lm": "TEXT",
