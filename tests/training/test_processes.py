@@ -139,6 +139,7 @@ def test_one_of_two_processes_tells_an_error(story, tmp_path, options, message):
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_errors_that_all_processes_find_are_told_by_the_first(story, capsys, monkeypatch, rank):
     monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setattr("saccade.cli._run._PATIENCE", 0.0)
     assert cli.main(["train", "lm", str(story), "--rate", "0"]) == 2
     assert capsys.readouterr().err.count("saccade: error: --rate: ") == (rank == "0")
 

@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,10 @@ from ..support._extras import NotInstalled
 from ..support._terminal import cleaned_streams
 from . import _app
 from ._errors import UserError, is_interrupt, one_line, told_by_another
+
+# Seconds that a process waits for the one that reports the same error. torchrun ends all processes when the first one
+# has failed: this one, when the error is reported, or else that one before it could report it.
+_PATIENCE = 30.0
 
 
 def run(arguments: Sequence[str] | None, app: typer.Typer | None = None) -> int:
@@ -71,6 +76,7 @@ def _run(arguments: Sequence[str] | None, app: typer.Typer) -> int:
         if os.environ.get("SACCADE_TRACEBACK") or not _fixable(error):
             raise
         if told_by_another():
+            time.sleep(_PATIENCE)
             return 2
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(error.ctx.get_help())  # type: ignore[attr-defined]
