@@ -6,23 +6,19 @@ exchanged, not a name: every reference runs it, and PyTorch's compiler traces it
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame
 
-from ...support._threads import ThreadBlocks
+from ._exchanged import ExchangedCode
 from ._replaced import run_handlers
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask
-
-_GLOBAL = "_saccade_flex"
 
 
 class FlexCall(NamedTuple):
@@ -58,61 +54,32 @@ def _exchanged(
 ) -> Any:
     # It runs among the globals of PyTorch's module, with PyTorch's defaults. A compiler traces it up to `answer`.
     given = (query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options)
-    if not _saccade_flex.handlers.thread.held.values or torch.compiler.is_exporting():  # type: ignore[name-defined]  # noqa: F821
+    if not _saccade_flex.blocks.thread.held.values or torch.compiler.is_exporting():  # type: ignore[name-defined]  # noqa: F821
         return _saccade_flex.below(*given, return_aux=return_aux)  # type: ignore[name-defined]  # noqa: F821
     return _saccade_flex.answer(*given, return_aux)  # type: ignore[name-defined]  # noqa: F821
 
 
-class _ExchangedCode:
-    """PyTorch's function while there are handlers: its code is `_exchanged`."""
-
-    def __init__(self) -> None:
-        self.handlers: ThreadBlocks[FlexHandler] = ThreadBlocks(self._put)
-        self.below: Callable[..., Any] = _nothing
-        self.code: CodeType = _exchanged.__code__.replace(co_name="flex_attention")
-
-    def _put(self) -> Callable[[], None]:
-        function = _theirs()
-        if function is None or function.__code__ is self.code:
-            return lambda: None
-        before, space = function.__code__, function.__globals__
-        self.below = FunctionType(before, space, function.__name__, function.__defaults__)
-        self.below.__kwdefaults__ = function.__kwdefaults__
-        space[_GLOBAL] = self
-        function.__code__ = self.code
-
-        def put_back() -> None:
-            if function.__code__ is self.code:
-                function.__code__ = before
-
-        return put_back
-
+class _ExchangedFlex(ExchangedCode[FlexHandler]):
     def answer(self, *given: Any) -> Any:
-        entered = self.handlers.thread.held
+        entered = self.blocks.thread.held
         call = FlexCall(*given)
         return run_handlers(entered, entered.values, call, lambda: self.below(*given[:-1], return_aux=given[-1]))
 
 
 # A graph ends at the answer, as `torch.compiler.disable` says it: that would import the whole compiler.
 _SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
-_ExchangedCode.answer._torchdynamo_disable = True  # type: ignore[attr-defined]
-_ExchangedCode.answer._torchdynamo_disable_msg = "saccade answers flex_attention outside of the graph"  # type: ignore[attr-defined]
-eval_frame.set_code_exec_strategy(_ExchangedCode.answer.__code__, _SKIP)
+_ExchangedFlex.answer._torchdynamo_disable = True  # type: ignore[attr-defined]
+_ExchangedFlex.answer._torchdynamo_disable_msg = "saccade answers flex_attention outside of the graph"  # type: ignore[attr-defined]
+eval_frame.set_code_exec_strategy(_ExchangedFlex.answer.__code__, _SKIP)
 
 
-def _nothing(*args: Any, **kwargs: Any) -> Any:
-    raise AssertionError("flex_attention was called before it was found")
-
-
-def _theirs() -> FunctionType | None:
-    """PyTorch's own function, without the wrappers of other code; None if it is not written in Python."""
+def _theirs() -> Any:
     from torch.nn.attention import flex_attention as module
 
-    function = inspect.unwrap(module.flex_attention)
-    return function if isinstance(function, FunctionType) and not function.__code__.co_freevars else None
+    return module.flex_attention
 
 
-_FLEX = _ExchangedCode()
+_FLEX = _ExchangedFlex("_saccade_flex", _theirs, _exchanged)
 
 
 @contextmanager
@@ -122,5 +89,5 @@ def flex_handled_by(handler: FlexHandler) -> Iterator[None]:
     The function keeps its identity: names imported before and `torch.compile(flex_attention)` are answered, too. The
     code is put back after the last block of all threads, also after an exception.
     """
-    with _FLEX.handlers.holding(handler):
+    with _FLEX.blocks.holding(handler):
         yield
