@@ -6,7 +6,7 @@ from ..fault import Fault
 
 FLEX, BLOCKS = "src/saccade/operator/_flex_attention.py", "src/saccade/operator/_block_masks.py"
 FUNCTIONS, TABLE = "src/saccade/operator/_mask_functions.py", "src/saccade/operator/_masks/_block_table.py"
-HOOK = "src/saccade/interception/_hooks/_flex.py"
+HOOK = "src/saccade/interception/_hooks/_exchanged.py"
 CALLS, MASKS = "tests/programs/test_flex_attention.py", "tests/programs/test_block_masks.py"
 
 FAULTS = (
