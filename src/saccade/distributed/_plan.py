@@ -23,12 +23,11 @@ from ._exchange import Message, agree, agree_quickly, exchanged
 from ._faults import answered, report_uncaught
 from ._heads import Heads, of_heads
 from ._prediction import predicted
+from ._spans import Spans, cut, put, size, within
 from ._speed import speed_of
 
 _NARROWER = 16  # masks of layers whose plans are remembered
 LAYOUTS = ("auto", "ring", "gathered", "ulysses")
-
-Spans = tuple[Span, ...]
 
 
 def plan(
@@ -205,7 +204,7 @@ class SequencePlan:
             ValueError: `dim` does not have the plan's length.
         """
         self._check_size(tensor, dim, self.length, "shard", "the length")
-        return self.cut(tensor, dim, self.rows[self.rank])
+        return cut(tensor, dim, self.rows[self.rank])
 
     def unshard(self, shard: Tensor, dim: int = 2) -> Tensor:
         """The whole tensor from the shards of all ranks, on every rank. Every rank calls it.
@@ -222,12 +221,6 @@ class SequencePlan:
         if not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] != size:
             raise ValueError(f"plan.{method}: dim {dim} of {tuple(tensor.shape)} must have {what}, {size}")
 
-    @staticmethod
-    def cut(tensor: Tensor, dim: int, spans: Spans) -> Tensor:
-        """The rows `spans` along `dim`, one behind the other."""
-        cut = [tensor.narrow(dim, start, stop - start) for start, stop in spans]
-        return cut[0] if len(cut) == 1 else torch.cat(cut, dim) if cut else tensor.narrow(dim, 0, 0)
-
     # --- the grid ---------------------------------------------------------------------------------------------------
 
     def _column(self, heads: Heads) -> SequencePlan:
@@ -241,12 +234,12 @@ class SequencePlan:
         column._take(self._table)
         return column
 
-    def head_group(self, width: int) -> HeadGroup:
+    def _head_group(self, width: int) -> HeadGroup:
         """The ranks of this one's row, in a grid whose rows have so many."""
         first = self.rank // width * width
         ranks = range(first, first + width)
         together = self._spans(self._owner // width == first // width)
-        places = tuple(self.within(self.rows[rank], together) for rank in ranks)
+        places = tuple(within(self.rows[rank], together) for rank in ranks)
         return HeadGroup(self.group, self.peers[first : first + width], self.rank - first, places)
 
     # --- spans ------------------------------------------------------------------------------------------------------
@@ -264,15 +257,6 @@ class SequencePlan:
     def _from_rank(self, rank: int, source: int) -> Spans:
         """The keys of rank `source` that rows of `rank` see, in whole blocks."""
         return self._spans(needed(self._owner, self._table, rank) & (self._owner == source))
-
-    def within(self, spans: Spans, whole: Spans) -> Spans:
-        """Where `spans` are in a tensor that has the rows `whole` one behind the other."""
-        found, before = [], 0
-        for first, last in whole:
-            inside = [(max(a, first), min(b, last)) for a, b in spans]
-            found += [(a - first + before, b - first + before) for a, b in inside if a < b]
-            before += last - first
-        return tuple(found)
 
     def _tiles(self, keys: Spans) -> tuple[tuple[Span, Span], ...]:
         """Rectangles (rows of this rank, keys of these spans) outside of which its rows see none of these keys."""
@@ -293,12 +277,12 @@ class SequencePlan:
         first, last = int(blocks[0]) * self.block, (int(blocks[-1]) + 1) * self.block
         return span[0] + first, min(span[0] + last, span[1])
 
-    def sees_only(self, rows: Span, keys: Span) -> bool:
+    def _sees_only(self, rows: Span, keys: Span) -> bool:
         """Whether rows of this rank see no keys but these, in whole blocks."""
         seen, inside = np.any(self._table.seen[self._blocks(rows)], 0), self._blocks(keys)
         return not (seen[: inside.start].any() or seen[inside.stop :].any())
 
-    def mask_of(self, mask: Mask | None, rows: Span, keys: Span) -> Mask | None:
+    def _mask_of(self, mask: Mask | None, rows: Span, keys: Span) -> Mask | None:
         """The mask of a rectangle; of the plan's own mask always the same object, which remembers its work lists."""
         if mask is None:
             return None
@@ -383,8 +367,8 @@ class _Unshard(torch.autograd.Function):
     def backward(ctx: Any, d_whole: Tensor) -> tuple[Tensor, None, None]:
         plan, dim = ctx.plan, ctx.dim
         others = [rank for rank in range(plan.ranks) if rank != plan.rank]
-        total = plan.cut(d_whole, dim, plan.rows[plan.rank]).clone()
-        sends: list[Message] = [(rank, plan.cut(d_whole, dim, plan.rows[rank]).contiguous()) for rank in others]
+        total = cut(d_whole, dim, plan.rows[plan.rank]).clone()
+        sends: list[Message] = [(rank, cut(d_whole, dim, plan.rows[rank]).contiguous()) for rank in others]
         into = [(rank, _like(d_whole, dim, total.shape[dim])) for rank in others]
         for part in exchanged(plan.group, sends, into, "unshard, backward"):
             total += part
@@ -397,21 +381,8 @@ def check_plan(plan: Any) -> None:
         raise TypeError(f"plan must be what saccade.distributed.plan(...) returns, got {type(plan).__name__}")
 
 
-def size(spans: Spans) -> int:
-    """Number of positions in spans."""
-    return sum(stop - start for start, stop in spans)
-
-
 def _like(tensor: Tensor, dim: int, size: int) -> Tensor:
     return tensor.new_empty((*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]))
-
-
-def put(whole: Tensor, dim: int, spans: Spans, part: Tensor) -> None:
-    """Write the parts of `part`, one behind the other, to `spans` along `dim`."""
-    done = 0
-    for start, stop in spans:
-        whole.narrow(dim, start, stop - start).copy_(part.narrow(dim, done, stop - start))
-        done += stop - start
 
 
 def _parts(mask: Mask | None) -> frozenset[Mask]:

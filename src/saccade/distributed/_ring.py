@@ -20,7 +20,8 @@ from torch.autograd.function import once_differentiable
 from ..operator._call import CheckedCall, accumulator_of, share_of_keys, sink_lse
 from ..operator._masks import Window
 from ._exchange import Pending
-from ._plan import SequencePlan, Spans, size
+from ._plan import SequencePlan
+from ._spans import Spans, cut, size, within
 from ._sums import GradientSums, KeyPart, RowSums
 from ._tiles import EMPTY, Pair, TileSettings
 
@@ -116,8 +117,8 @@ def _fetch(
     own = plan.rows[plan.rank]
     sends, receives = [], []
     for rank in to:
-        places = plan.within(plan.from_rank(rank, plan.rank), own)
-        sends += [(plan.peers[rank], plan.cut(x, 2, places).contiguous()) for x in (key, value)]
+        places = within(plan.from_rank(rank, plan.rank), own)
+        sends += [(plan.peers[rank], cut(x, 2, places).contiguous()) for x in (key, value)]
     for rank in sources:
         count = size(plan.from_rank(plan.rank, rank))
         receives += [(plan.peers[rank], x.new_empty(*x.shape[:2], count, x.shape[3])) for x in (key, value)]
@@ -126,9 +127,9 @@ def _fetch(
 
 def _joined(plan: SequencePlan, key: Tensor, value: Tensor, others: list[int], received: list[Tensor]) -> KeyPart:
     """All that this rank's rows see, in the order of the sequence."""
-    own = plan.within(plan.from_rank(plan.rank, plan.rank), plan.rows[plan.rank])
+    own = within(plan.from_rank(plan.rank, plan.rank), plan.rows[plan.rank])
     by_rank = {rank: (received[2 * n], received[2 * n + 1]) for n, rank in enumerate(others)}
-    by_rank[plan.rank] = (plan.cut(key, 2, own), plan.cut(value, 2, own))
+    by_rank[plan.rank] = (cut(key, 2, own), cut(value, 2, own))
     pieces, done = [], dict.fromkeys(by_rank, 0)
     for (start, stop), rank in _in_order(plan):
         at = done[rank]
@@ -174,7 +175,7 @@ class KeyGradients:
         if part.source is None:
             targets = sources = [rank for rank in range(plan.ranks) if rank != plan.rank]
             spans = plan.from_rank(plan.rank, plan.rank)
-            mine = [plan.cut(x, 2, plan.within(spans, part.spans)) for x in gradients]
+            mine = [cut(x, 2, within(spans, part.spans)) for x in gradients]
             if spans == own:
                 self.totals = mine
             else:
@@ -184,9 +185,9 @@ class KeyGradients:
             targets, sources = [part.source], [(2 * plan.rank - part.source) % plan.ranks]
         sends, receives = [], []
         for rank in targets:
-            places = plan.within(plan.from_rank(plan.rank, rank), part.spans)
-            cut = [plan.cut(x, 2, places).to(self.given[0].dtype) for x in gradients]
-            sends += [(plan.peers[rank], x.contiguous()) for x in cut]
+            places = within(plan.from_rank(plan.rank, rank), part.spans)
+            parts = [cut(x, 2, places).to(self.given[0].dtype) for x in gradients]
+            sends += [(plan.peers[rank], x.contiguous()) for x in parts]
         for rank in sources:
             count = size(plan.from_rank(rank, plan.rank))
             receives += [(plan.peers[rank], x.new_empty(*x.shape[:2], count, x.shape[3])) for x in self.given]
@@ -213,7 +214,7 @@ class KeyGradients:
     def _add(self, spans: Spans, parts: list[Tensor]) -> None:
         for total, part in zip(self.totals, parts, strict=True):
             done = 0
-            for start, stop in self.plan.within(spans, self.plan.rows[self.plan.rank]):
+            for start, stop in within(spans, self.plan.rows[self.plan.rank]):
                 total[:, :, start:stop] += part[:, :, done : done + stop - start]
                 done += stop - start
 

@@ -186,7 +186,7 @@ def _own_heads(
     """The call of this rank's heads over the whole sequence; None if it has none."""
     given = call.tensors if has_value else call.tensors[:2]
     heads = (queries, keys, keys) if has_value else (queries, keys)
-    query, key, *value = Swap.apply(plan.head_group(plan.ranks), heads, True, *given)
+    query, key, *value = Swap.apply(plan._head_group(plan.ranks), heads, True, *given)
     if not queries[plan.rank]:
         return None
     tensors = query, key, value[0] if has_value else _without_memory(key)

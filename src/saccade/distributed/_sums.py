@@ -14,7 +14,7 @@ from torch import Tensor
 from ..operator._call import accumulator_of
 from ..operator._masks._intervals import Span
 from . import _tiles
-from ._plan import Spans
+from ._spans import Spans, within
 from ._tiles import EMPTY, Pair, TileSettings
 
 
@@ -134,12 +134,12 @@ class GradientSums:
         plan = self.settings.plan
         d_key, d_value = (SpanSums(part.spans, x, self.dtype) for x in (part.key, part.value))
         for rows, keys, tensors in _rectangles(self.settings, self.query, part):
-            ((start, stop),) = plan.within((rows,), plan.rows[plan.rank])
+            ((start, stop),) = within((rows,), plan.rows[plan.rank])
             scores = None if self.parameter is None else self.settings.scores_of(self.parameter, rows, keys)
             call = self.settings.call(rows, keys, *tensors, scores)
             out, d_out = (x[:, :, start:stop] for x in self.rows)
             d_lse = None if self.d_lse is None else self.d_lse[:, :, start:stop]
-            lse, whole = self.lse[..., start:stop], plan.sees_only(rows, keys)
+            lse, whole = self.lse[..., start:stop], plan._sees_only(rows, keys)
             found = _tiles.backward(call, self.wanted, out, lse, d_out, d_lse, whole)
             self.d_query.add(rows, found[0])
             d_key.add(keys, found[1])
@@ -160,7 +160,7 @@ def _rectangles(
     """Rows and keys in the whole sequence, and their query, key and value."""
     plan = settings.plan
     for rows, keys in plan.tiles(part.spans):
-        ((start, stop),) = plan.within((rows,), plan.rows[plan.rank])
-        ((first, last),) = plan.within((keys,), part.spans)
+        ((start, stop),) = within((rows,), plan.rows[plan.rank])
+        ((first, last),) = within((keys,), part.spans)
         key, value = (x.narrow(2, first, last - first) for x in (part.key, part.value))
         yield rows, keys, (query.narrow(2, start, stop - start), key, value)

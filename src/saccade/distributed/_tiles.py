@@ -24,6 +24,7 @@ from ..operator._dropout import Dropout
 from ..operator._masks import Mask
 from ..operator._masks._intervals import Span
 from ._plan import SequencePlan
+from ._spans import within
 
 EMPTY = float("-inf")
 # With at most so many keys the kernels of half precision take delta = sum_j p_ij dp_ij from these keys alone, since it
@@ -50,7 +51,7 @@ class TileSettings:
             return parameter
         if parameter.shape[2] > 1:
             if self.own_rows:
-                (rows,) = self.plan.within((rows,), self.plan.rows[self.plan.rank])
+                (rows,) = within((rows,), self.plan.rows[self.plan.rank])
             parameter = parameter.narrow(2, rows[0], rows[1] - rows[0])
         return parameter.narrow(3, keys[0], keys[1] - keys[0]) if parameter.shape[3] > 1 else parameter
 
@@ -62,7 +63,7 @@ class TileSettings:
             bias.parameter = scores
             if bias.offset is not None:
                 bias.offset = bias.offset + rows[0] - keys[0]
-        mask = self.plan.mask_of(self.mask, rows, keys)
+        mask = self.plan._mask_of(self.mask, rows, keys)
         return CheckedCall(query, key, value, mask, bias, self.scale, self.softcap, None, self.dropout, needs_lse=True)
 
 

@@ -25,13 +25,14 @@ from ..operator._dropout import HeadsDropout
 from . import _ring
 from ._exchange import exchanged
 from ._heads import Heads, deal_heads, of_heads
-from ._plan import HeadGroup, SequencePlan, put, size
+from ._plan import HeadGroup, SequencePlan
+from ._spans import cut, put, size
 
 
 def run(plan: SequencePlan, tensors: tuple[Tensor, Tensor, Tensor], whole: CheckedCall) -> tuple[Tensor, Tensor]:
     """out and lse of this rank's rows."""
     query, key, value = tensors
-    group = plan.head_group(plan.grid[0])
+    group = plan._head_group(plan.grid[0])
     queries, keys = deal_heads(query.shape[1], key.shape[1], plan.grid[0])
     query, key, value = Swap.apply(group, (queries, keys, keys), True, query, key, value)
     mine = queries[group.number]
@@ -127,7 +128,7 @@ def _to_rows(
 ) -> list[Tensor]:
     """The way back. Heads that several ranks have are added up, in the order of ranks."""
     ranks, own = range(len(group.places)), size(group.places[group.number])
-    sends = [(to, SequencePlan.cut(x, 2, group.places[to]).contiguous()) for to in ranks for x in tensors]
+    sends = [(to, cut(x, 2, group.places[to]).contiguous()) for to in ranks for x in tensors]
     into = [
         (rank, x.new_empty(x.shape[0], len(of[rank]), own, x.shape[3]))
         for rank in ranks

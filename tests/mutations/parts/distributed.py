@@ -112,7 +112,7 @@ FAULTS = (
     Fault(
         "shards-rows-of-a-grid",
         PLAN,
-        "places = tuple(self.within(self.rows[rank], together) for rank in ranks)",
+        "places = tuple(within(self.rows[rank], together) for rank in ranks)",
         "places = tuple(((n * size(self.rows[first]), (n + 1) * size(self.rows[first])),) for n in range(width))",
         TESTS,
         "Rows of a grid are joined rank after rank, not in the order of the sequence.",
