@@ -204,6 +204,21 @@ def faulty_call(rank, fault):
     return distributed.attention(*shards, plan=plan, scale=0.25 if fault == "scale" and other else 0.5)
 
 
+def sink_gradient(rank, upstream):
+    """This rank's share of a sink's gradient, of 13 rows, the first two of which see no key."""
+    given, sink = Case(13).tensors(), torch.ones(6, dtype=torch.float64, requires_grad=True)
+    mask, tensors = Causal().at(-2), [given[name] for name in ("query", "key", "value")]
+    cotangent = given["d_out"].clone()
+    cotangent[:, :, :2] = upstream
+    if rank is None:
+        saccade.attention(*tensors, mask, sink=sink).backward(cotangent)
+    else:
+        plan = distributed.plan(mask, 13, layout="ring")
+        shards = [plan.shard(x) for x in tensors]
+        distributed.attention(*shards, plan=plan, sink=sink).backward(plan.shard(cotangent))
+    return sink.grad
+
+
 def unequal_shards(rank, size):
     """Rank 1 gives up another width than the others, in the group of all processes but the first."""
     group = dist.new_group(range(1, size))

@@ -14,6 +14,7 @@ from shared_calls import (
     faulty_call,
     pytorch_script,
     silent,
+    sink_gradient,
     together,
     unequal_shards,
 )
@@ -96,7 +97,7 @@ def calls(draw, size):
     )
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 4])
 def test_ranks_compute_what_one_process_computes(ranks, size):
     @settings(max_examples=12)
     @given(calls(size))
@@ -172,6 +173,12 @@ def test_padding_is_never_read(ranks):
     for name in ("out", "d_query", "d_key", "d_value"):
         assert got[name].isfinite().all(), name
         torch.testing.assert_close(got[name].float(), wanted[name], rtol=1e-5, atol=1e-5)
+
+
+def test_a_sink_hears_nothing_of_rows_that_see_no_key(ranks):
+    """Their output is 0 whatever the sink is, so NaN in their upstream gradient does not count."""
+    total = sum(ranks(2).run(sink_gradient, torch.nan))
+    torch.testing.assert_close(total, sink_gradient(None, 0.0), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", ["ring", "gathered"])
