@@ -66,7 +66,7 @@ def test_shards_and_their_gradients(ranks):
 
 def test_explain(ranks):
     _, _, layout, text = ranks(2).run(planned, Causal(), 4096, "ring")[1]
-    assert layout == "ring" and text.startswith("layout ring: given as layout=\n4096 rows in blocks of 16")
+    assert layout == "ring" and text.startswith("layout ring: named by the caller\n4096 rows in blocks of 16")
     assert "rank 0: rows 0:1024, 3072:4096 (2048); 50.0% of the pairs; receives 2048 keys" in text
     assert "rank 1: rows 1024:3072 (2048); 50.0% of the pairs; receives 1024 keys" in text
 

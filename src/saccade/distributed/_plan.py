@@ -99,7 +99,7 @@ def plan(
     if problem is not None:
         raise problem
     assert table is not None and not isinstance(mask, Tensor)
-    reason = "given as layout="
+    reason = "named by the caller"
     if layout == "auto":
         layout, reason = _chosen(table, group, sizes)
     return SequencePlan(mask, table, group, layout, reason)
@@ -163,7 +163,7 @@ class SequencePlan:
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # under torchrun: ("gloo")
         >>> plan = saccade.distributed.plan(saccade.Window(15, 0), 128, layout="ring")
         >>> print(plan.explain())
-        layout ring: given as layout=
+        layout ring: named by the caller
         128 rows in blocks of 1 over 1 ranks, imbalance 0.0%
         rank 0: rows 0:128 (128); 100.0% of the pairs; receives 0 keys
         >>> dist.destroy_process_group()

@@ -219,7 +219,7 @@ def choose(call: CheckedCall, backend: str) -> tuple[Any, str, str]:
         reason = BACKENDS[backend].refuses(call)
         if reason is not None:
             raise ValueError(f"backend {backend!r} cannot do this call: {reason}")
-        return BACKENDS[backend], backend, "given as layout="
+        return BACKENDS[backend], backend, "named by the caller"
     if call.transformed:
         return chunked, "chunked", "forward-mode or torch.func derivatives are being taken"
     not_native = native.refuses(call)

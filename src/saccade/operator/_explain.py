@@ -108,7 +108,7 @@ def explain(
         >>> import torch, saccade
         >>> query, key, value = torch.randn(3, 1, 2, 1024, 16)
         >>> print(saccade.explain(query, key, value, saccade.Window(63, 0), backend="chunked"))
-        chunked: given as layout=
+        chunked: named by the caller
           computes 43.8% of the Lq x Lk pairs, 0.0587 GFLOP forward
           about 3.14 MiB of extra memory, output included
         ...
