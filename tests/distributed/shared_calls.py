@@ -33,11 +33,13 @@ class Case:
     sink: bool = False
     options: dict[str, Any] = field(default_factory=dict)  # scale, softcap, dropout
     poison: list[int] | None = None  # NaN from these rows on, for each item
+    keys: int | None = None  # of cross-attention
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """query, key, value and the cotangents of out and lse."""
         draw = torch.Generator().manual_seed(7)
         (queries, keys), (width, value) = self.heads, self.widths
+        lengths = dict.fromkeys(("key", "value"), self.keys or self.length)
         shapes = {
             "query": (queries, width),
             "key": (keys, width),
@@ -46,9 +48,10 @@ class Case:
             "d_lse": (queries, 1),
         }
         made = {
-            name: torch.randn(self.batch, h, self.length, w, generator=draw, dtype=torch.float64).to(self.dtype)
+            name: torch.randn(self.batch, h, lengths.get(name, self.length), w, generator=draw, dtype=torch.float64)
             for name, (h, w) in shapes.items()
         }
+        made = {name: tensor.to(self.dtype) for name, tensor in made.items()}
         for item, start in enumerate(self.poison or ()):
             for tensor in made.values():
                 tensor[item, :, start:] = torch.nan
@@ -56,16 +59,16 @@ class Case:
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """What is learned besides: leaves that require gradients."""
-        draw, heads = torch.Generator().manual_seed(11), self.heads[0]
+        draw, heads, keys = torch.Generator().manual_seed(11), self.heads[0], self.keys or self.length
         shapes = {
             None: None,
-            "tensor": (1, heads, self.length, self.length),
-            "own rows": (self.batch, 1, self.length, self.length),
-            "keys": (1, 1, 1, self.length),
+            "tensor": (1, heads, self.length, keys),
+            "own rows": (self.batch, 1, self.length, keys),
+            "keys": (1, 1, 1, keys),
             "ALiBi": (heads,),
             "placed ALiBi": (heads,),
             "T5": (8, heads),
-            "score": (heads, self.length),
+            "score": (heads, keys),
             "untraced score": (heads,),
         }
         wanted = {"bias": shapes[self.bias], "sink": (heads,) if self.sink else None}
@@ -95,6 +98,18 @@ class Case:
             return saccade.Score(lambda score, b, h, q, k: score - parameter[h] * torch.lgamma((q - k).abs() + 1.0) / 9)
         return parameter
 
+    def planned(self, group=None):
+        """The plan of the call, and that of its keys."""
+        if self.keys is None:
+            plan = distributed.plan(self.mask, self.length, group, layout=self.layout)
+            return plan, plan
+        rows, keys = (distributed.plan(Causal(), n, group, layout=self.layout) for n in (self.length, self.keys))
+        return rows.cross(keys, self.mask), keys
+
+    def shards(self, tensors, plan, of_keys):
+        """Query, key and value on this rank."""
+        return [holder.shard(x) for holder, x in zip((plan, of_keys, of_keys), tensors, strict=True)]
+
 
 LINKED = Case(1201, Causal(), dtype=torch.float32, sink=True)  # over a slow link, too
 
@@ -106,10 +121,10 @@ def attend(rank, case: Case, members=None):
         members: ranks that make a group of their own; the others end with plan's error.
     """
     group = None if members is None else dist.new_group(members)
-    plan = distributed.plan(case.mask, case.length, group, layout=case.layout)
+    plan, of_keys = case.planned(group)
     given, learned = case.tensors(), case.parameters()
     leaves = {name: given[name].requires_grad_() for name in ("query", "key", "value")}
-    shards = [plan.shard(x) for x in leaves.values()]
+    shards = case.shards(leaves.values(), plan, of_keys)
     scoring = {"bias": case.bias_of(learned.get("bias"), plan), "sink": learned.get("sink")}
     out, lse = distributed.attention_with_lse(*shards, plan=plan, **scoring, **case.options)
     seen = lse != -torch.inf
@@ -150,14 +165,15 @@ def counted_bytes(rank, case: Case):
         received.extend(one.tensor.nbytes for one in operations if one.op is dist.irecv and one.tag == 0)
         return batched(operations)
 
-    plan, given = distributed.plan(case.mask, case.length, layout=case.layout), case.tensors()
-    shards = [plan.shard(given[name]) for name in ("query", "key", "value")]
+    (plan, of_keys), given = case.planned(), case.tensors()
+    shards = case.shards([given[name] for name in ("query", "key", "value")], plan, of_keys)
     dist.batch_isend_irecv = counting
     try:
         distributed.attention(*shards, plan=plan)
     finally:
         dist.batch_isend_irecv = batched
-    return {"rows": plan.rows, "block": plan.block, "said": plan.traffic(*shards[1:]), "received": sum(received)}
+    where = {"rows": plan.rows, "keys": plan.key_rows, "block": of_keys.block}
+    return {**where, "said": plan.traffic(*shards[1:]), "received": sum(received)}
 
 
 def planned(rank, mask, length, layout="ring"):
@@ -204,6 +220,23 @@ def faulty_call(rank, fault):
     return distributed.attention(*shards, plan=plan, scale=0.25 if fault == "scale" and other else 0.5)
 
 
+def misused(rank, use):
+    """What is no use of a plan of cross-attention, or of `cross`."""
+    rows, keys = (distributed.plan(None, n, layout="ring") for n in (13, 31))
+    crossed, short = rows.cross(keys), torch.zeros(1, 1, 7, 4)
+    uses = {
+        "mask": lambda: rows.cross(Causal()),
+        "grid": lambda: rows.cross(distributed.plan(None, 31, layout="ulysses")),
+        "disagree": lambda: rows.cross(keys, Window(3, rank)),
+        "fit": lambda: rows.cross(keys, Documents([0] * 13, [0] * 5)),
+        "keys": lambda: distributed.attention(rows.shard(torch.zeros(1, 1, 13, 4)), short, short, plan=crossed),
+        "argument": lambda: distributed.attention(short, short, short, plan=rows, mask=Causal()),
+        "shard": lambda: distributed.shard({"input_ids": torch.zeros(1, 13)}, crossed),
+        "cache": lambda: distributed.ShardedCache(short, short, plan=crossed),
+    }
+    return uses[use]()
+
+
 def sink_gradient(rank, upstream):
     """This rank's share of a sink's gradient, of 13 rows, the first two of which see no key."""
     given, sink = Case(13).tensors(), torch.ones(6, dtype=torch.float64, requires_grad=True)
@@ -239,8 +272,9 @@ def silent(rank):
 def measure(rank, case: Case, chosen, **options):
     """Statistics and chosen weights of the whole sequence, on this rank; `case` with or without shards."""
     given, learned = case.tensors(), {name: x.detach() for name, x in case.parameters().items()}
-    plan = None if rank is None else distributed.plan(case.mask, case.length, layout=case.layout)
-    tensors = [given[name] if plan is None else plan.shard(given[name]) for name in ("query", "key", "value")]
+    tensors = [given[name] for name in ("query", "key", "value")]
+    plan, of_keys = (None, None) if rank is None else case.planned()
+    tensors = tensors if plan is None else case.shards(tensors, plan, of_keys)
     scoring = {"bias": case.bias_of(learned.get("bias")), "sink": learned.get("sink"), **case.options}
     where, room = ({"mask": case.mask}, saccade) if plan is None else ({"plan": plan}, distributed)
     numbers = room.statistics(*tensors[:2], value=tensors[2], **where, **scoring, **options)

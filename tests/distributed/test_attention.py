@@ -12,6 +12,7 @@ from shared_calls import (
     counted_bytes,
     expected,
     faulty_call,
+    misused,
     pytorch_script,
     silent,
     sink_gradient,
@@ -45,12 +46,12 @@ def even(b, h, q, k):
 
 
 @st.composite
-def masks(draw, length, heads):
-    """Any mask of a sequence, for a batch of 2."""
+def masks(draw, length, keys, heads):
+    """Any mask of these rows and keys, for a batch of 2."""
     random = torch.Generator().manual_seed(draw(st.integers(0, 99)))
-    some = draw(st.integers(0, length))
-    ids = torch.randint(0, 3, (2, length), generator=random).sort().values
-    sizes = torch.randint(0, length + 1, (2, 2), generator=random)
+    some = draw(st.integers(0, keys))
+    ids = [torch.randint(0, 3, (2, n), generator=random).sort().values for n in dict.fromkeys((length, keys))]
+    sizes = [torch.randint(0, n + 1, (2,), generator=random) for n in (keys, length)]
     return draw(
         st.sampled_from(
             [
@@ -60,17 +61,17 @@ def masks(draw, length, heads):
                 Causal().at([-1, 3]),
                 ~Causal(),
                 Window(some, 2),
-                Causal() & Documents(ids),
+                Causal() & Documents(*ids),
                 Prefix(some),
                 Causal() & Padding(sizes[0]),
                 Padding(sizes[0], queries=sizes[1]),
-                Window(3, 0) | Causal() & Global([0, length // 2]),
+                Window(3, 0) | Causal() & Global([0, min(length, keys) // 2]),
                 Causal() & Dilated(3),
                 Chunks(7, 1),
-                Blocks(torch.rand(heads, -(-length // 16), -(-length // 16), generator=random) < 0.4, 16),
+                Blocks(torch.rand(heads, -(-max(length, keys) // 16), -(-keys // 16), generator=random) < 0.4, 16),
                 PerHead([Causal() if head % 2 else Window(5, 5) for head in range(heads)]),
                 Causal() & Predicate(even),
-                torch.rand(2, heads, length, length, generator=random) < 0.3,
+                torch.rand(2, heads, length, keys, generator=random) < 0.3,
             ]
         )
     )
@@ -78,7 +79,8 @@ def masks(draw, length, heads):
 
 @st.composite
 def calls(draw, size):
-    length, heads = draw(st.sampled_from([1, 3, 13, 97, 263])), draw(st.sampled_from([(6, 3), (5, 1), (2, 2)]))
+    length, keys = draw(st.sampled_from([1, 3, 13, 97, 263])), draw(st.sampled_from([None, None, 2, 31, 211]))
+    heads = draw(st.sampled_from([(6, 3), (5, 1), (2, 2)]))
     layout = draw(st.sampled_from([*LAYOUTS, *GRIDS[size]]))
     biases = [None, None, "tensor", "keys", "ALiBi", "placed ALiBi", "T5", "score", "untraced score"]
     options = draw(st.fixed_dictionaries({}, optional={"softcap": st.just(3.0), "scale": st.just(0.4)}))
@@ -87,13 +89,14 @@ def calls(draw, size):
         biases.append("own rows")
     return Case(
         length,
-        draw(masks(length, heads[0])),
+        draw(masks(length, keys or length, heads[0])),
         layout,
         draw(st.sampled_from(list(CLOSE))),
         heads=heads,
         bias=draw(st.sampled_from(biases)),
         sink=draw(st.booleans()),
         options=options,
+        keys=keys,
     )
 
 
@@ -135,11 +138,13 @@ def test_a_group_of_some_ranks(ranks, layout):
         torch.testing.assert_close(got[name], value, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("keys", [None, 101])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_values_and_gradients_of_the_definition(ranks, layout):
-    """Against the contract's own formula in float64, where the test above might share a fault with one process."""
-    mask = (Causal() & Documents([0] * 50 + [1] * 81)).at(-2)  # the first two rows see nothing
-    case = Case(131, mask, layout, bias="placed ALiBi", sink=True, options={"softcap": 2.0})
+def test_values_and_gradients_of_the_definition(ranks, layout, keys):
+    """Against the contract's own formula in float64, where the test above might share a fault with one process. The
+    first rows see nothing."""
+    mask = (Causal() & Documents([0] * 50 + [1] * 81, *([] if keys is None else [[0] * 40 + [1] * 61]))).at(-2)
+    case = Case(131, mask, layout, bias="placed ALiBi", sink=True, options={"softcap": 2.0}, keys=keys)
     got, wanted = together(ranks(3).run(attend, case)), expected(case, backend="reference")
     for name, value in wanted.items():
         torch.testing.assert_close(got[name].double(), value, rtol=1e-11, atol=1e-11)
@@ -183,23 +188,31 @@ def test_a_sink_hears_nothing_of_rows_that_see_no_key(ranks):
 
 @pytest.mark.parametrize("layout", ["ring", "gathered"])
 @pytest.mark.parametrize(
-    "mask", [Causal(), Window(100, 0), Causal() & Documents([0] * 500 + [1] * 600 + [2] * 407), Prefix(300), None]
+    ("mask", "keys"),
+    [
+        (Causal(), 1507),
+        (Window(100, 0), 1507),
+        (Causal() & Documents([0] * 500 + [1] * 600 + [2] * 407), 1507),
+        (Prefix(300), 1507),
+        (None, 1507),
+        (Window(30, 50), 811),
+    ],
 )
-def test_only_blocks_of_keys_that_are_seen_travel(ranks, mask, layout):
-    case = Case(1507, mask, layout, torch.float32)
-    dense = torch.ones(1507, 1507) if mask is None else mask.dense(1507, 1507)[0, 0]
+def test_only_blocks_of_keys_that_are_seen_travel(ranks, mask, keys, layout):
+    case = Case(1507, mask, layout, torch.float32, keys=None if keys == 1507 else keys)
+    dense = torch.ones(1507, keys) if mask is None else mask.dense(1507, keys)[0, 0]
     for rank, answer in enumerate(ranks(3).run(counted_bytes, case)):
-        block = answer["block"]
-        mine = torch.zeros(1507, dtype=torch.bool)
-        for start, stop in answer["rows"][rank]:
-            mine[start:stop] = True
-        seen = dense[mine].any(0)
-        keys = sum(
-            min(block, 1507 - at)
-            for at in range(0, 1507, block)
-            if seen[at : at + block].any() and not mine[at]  # a block has one owner
+        block, mine, own = answer["block"], torch.zeros(1507), torch.zeros(keys)
+        for part, spans in ((mine, answer["rows"][rank]), (own, answer["keys"][rank])):
+            for start, stop in spans:
+                part[start:stop] = 1
+        seen = dense[mine.bool()].any(0)
+        travel = sum(
+            min(block, keys - at)
+            for at in range(0, keys, block)
+            if seen[at : at + block].any() and not own[at]  # a block has one owner
         )
-        assert answer["received"] == answer["said"][rank] == keys * 2 * 3 * (7 + 5) * 4
+        assert answer["received"] == answer["said"][rank] == travel * 2 * 3 * (7 + 5) * 4
 
 
 CALL = "attention: ranks disagree"
@@ -225,6 +238,27 @@ def test_ranks_that_disagree_all_say_which_and_what(ranks, fault, message):
     assert {str(answer) for answer in answers} == {str(answers[0])} and message in str(answers[0])
 
 
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        ("mask", "plan.cross: keys must be the plan of the keys' sequence, got Causal; a mask is `mask`"),
+        (
+            "grid",
+            "keys is dealt to a 1 x 2 grid of 2 ranks, expected a 2 x 1 grid of 2 ranks of the same process group",
+        ),
+        ("disagree", "plan.cross: ranks disagree: mask is Window(3, 0) on rank 0 and Window(3, 1) on rank 1"),
+        ("fit", "Documents: 13 query_ids and 5 key_ids for 13 queries and 31 keys"),
+        ("keys", "key has 7 rows (axis 2), expected the 1"),
+        ("argument", "unexpected keyword argument 'mask': give the mask to saccade.distributed.plan"),
+        ("shard", "plan is one of cross-attention"),
+        ("cache", "plan is one of cross-attention"),
+    ],
+)
+def test_what_is_no_use_of_cross_attention(ranks, use, message):
+    for answer in ranks(2).run(misused, use):
+        assert isinstance(answer, TypeError | ValueError) and message in str(answer), answer
+
+
 def test_unequal_shards_are_no_messages_and_ranks_have_their_numbers_of_all(ranks):
     """gloo would end the process, or fill a tensor in part."""
     _, *answers = ranks(3).run(unequal_shards, 3)
@@ -241,7 +275,6 @@ def test_a_layout_that_cannot_do_a_call_says_why(ranks, options, bias, message):
     assert all(isinstance(answer, ValueError) and message in str(answer) for answer in answers), answers
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", [(2, 3), (3, 2)])
 def test_a_grid_whose_sides_differ(ranks, grid):

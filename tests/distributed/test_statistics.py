@@ -15,16 +15,18 @@ from saccade import Statistics
 
 @st.composite
 def cases(draw, size):
-    length, heads = draw(st.sampled_from([3, 13, 97])), draw(st.sampled_from([(6, 3), (5, 1), (2, 2), (6, 6)]))
+    length, keys = draw(st.sampled_from([3, 13, 97])), draw(st.sampled_from([None, None, 31]))
+    heads = draw(st.sampled_from([(6, 3), (5, 1), (2, 2), (6, 6)]))
     return Case(
         length,
-        draw(masks(length, heads[0])),
+        draw(masks(length, keys or length, heads[0])),
         draw(st.sampled_from(["ring", "ulysses", (1, size)])),
         draw(st.sampled_from([torch.float32, torch.float64])),
         heads=heads,
         bias=draw(st.sampled_from([None, "tensor", "ALiBi", "score"])),
         sink=draw(st.booleans()),
         options=draw(st.fixed_dictionaries({}, optional={"softcap": st.just(3.0), "scale": st.just(0.4)})),
+        keys=keys,
     )
 
 
@@ -33,10 +35,11 @@ def test_ranks_measure_what_one_process_measures(ranks, size):
     @settings(max_examples=8)
     @given(cases(size), st.data())
     def check(case, data):
-        groups = {"third": torch.arange(case.length) % 3 == 0}
-        some = st.lists(st.integers(-case.length, case.length - 1), max_size=4)
+        length = case.keys or case.length
+        groups = {"third": torch.arange(length) % 3 == 0}
+        rows, keys = (st.lists(st.integers(-n, n - 1), max_size=4) for n in (case.length, length))
         heads = st.lists(st.integers(0, case.heads[0] - 1), max_size=4)
-        chosen = {"rows": data.draw(some), "keys": data.draw(st.none() | some), "heads": data.draw(st.none() | heads)}
+        chosen = {"rows": data.draw(rows), "keys": data.draw(st.none() | keys), "heads": data.draw(st.none() | heads)}
         assert_same(ranks(size), case, chosen, groups=groups, top=3, histograms=["logits", "key"])
 
     check()

@@ -1,6 +1,7 @@
 """Attention on shards: check the call, make sure that all ranks make the same one, compute it by the plan's layout.
 
-Shape legend: B batch, Hq / Hkv query and key-value heads, n rows of this rank, L rows of all, D and Dv widths.
+Shape legend: B batch, Hq / Hkv query and key-value heads, n rows and m keys of this rank (m = n unless the plan is one
+of cross-attention), Lk keys of all, D and Dv widths.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from ..operator._call import CheckedCall
 from ..operator._checks import check_inputs, make_call
 from ..operator._dropout import Dropout
 from ..operator._observers import aside
-from ..operator._unknown_arguments import with_arguments_of
+from ..operator._unknown_arguments import advised, with_arguments_of
 from . import _ring, _ulysses
 from ._exchange import agree_quickly
 from ._plan import SequencePlan, check_plan
+from ._spans import size
 
 
+@advised
 def attention(
     query: Tensor,
     key: Tensor,
@@ -42,10 +45,10 @@ def attention(
 
     Args:
         query: (B, Hq, n, D), the rows that `plan.shard` gives this rank.
-        key: (B, Hkv, n, D). value: (B, Hkv, n, Dv).
-        plan: of `saccade.distributed.plan`; it holds the mask.
+        key: (B, Hkv, m, D). value: (B, Hkv, m, Dv). Of cross-attention they are shards of the plan of keys.
+        plan: of `saccade.distributed.plan`, or its `cross`; it holds the mask.
         bias: as in `saccade.attention`, of the whole sequence, the same on each rank; a tensor may have this rank's
-            rows instead, (n, L) or (B|1, Hq|1, n, L).
+            rows instead, (n, Lk) or (B|1, Hq|1, n, Lk).
         scale, softcap, sink, dropout: as in `saccade.attention`. A float draws rank 0's seed.
 
     Returns:
@@ -99,7 +102,7 @@ def _run(
     dropout: float | Dropout = 0.0,
     **scoring: Any,
 ) -> tuple[Tensor, Tensor]:
-    check_plan(plan)
+    check_plan(plan, cross=True)
     call, problem = None, None
     try:
         call = checked(query, key, value, plan, bias, {**scoring, "dropout": dropout})
@@ -132,21 +135,22 @@ def checked(
 ) -> ShardedCall:
     """The call, `given` its bias, in the contract's terms; `whole_bias`: a bias of this rank's rows is an error."""
     query, key, value = tensors = check_inputs(query, key, value)
-    held = plan.held(plan.rank)
-    for name, tensor in (("query", query), ("key", key)):
-        if tensor.shape[2] != held:
+    held, nothing = plan.held(plan.rank), query.new_empty(())
+    for name, tensor, count in (("query", query, held), ("key", key, size(plan.key_rows[plan.rank]))):
+        if tensor.shape[2] != count:
+            sharded = "plan.shard" if name == "query" or plan.key_rows == plan.rows else "the shard of the keys' plan"
             raise ValueError(
-                f"{name} has {tensor.shape[2]} rows (axis 2), expected the {held} of plan.shard on rank {plan.rank}"
+                f"{name} has {tensor.shape[2]} rows (axis 2), expected the {count} of {sharded} on rank {plan.rank}"
             )
-    nothing = query.new_empty(())
-    wholes = [nothing.expand(*x.shape[:2], plan.length, x.shape[3]) for x in tensors]
+    lengths = plan.length, plan.key_length, plan.key_length
+    wholes = [nothing.expand(*x.shape[:2], length, x.shape[3]) for x, length in zip(tensors, lengths, strict=True)]
     bias = as_bias(given)
     own_rows = isinstance(bias, TensorBias) and bias.parameter.shape[2] == held and held not in (1, plan.length)
     if own_rows:
         if whole_bias or plan.grid[0] > 1:
             raise ValueError("bias has only this rank's rows: this call computes other rows too, pass the whole bias")
         assert bias is not None
-        bias._check(query.shape[0], query.shape[1], held, plan.length)
+        bias._check(query.shape[0], query.shape[1], held, plan.key_length)
     whole_query, whole_key, whole_value = wholes
     shared = None if own_rows else given
     whole = make_call(whole_query, whole_key, whole_value, plan.mask, bias=shared, **options)

@@ -1,12 +1,12 @@
 """What a mask shows, in blocks of rows by blocks of keys: who must receive which keys, and how much work a row is.
 
-Shape legend: L length, n blocks, B and H the items and heads for which the mask differs, r x c a leaf of pairs.
+Shape legend: n blocks of rows, m of keys, B and H the items and heads for which the mask differs, r x c pairs.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,17 @@ Array = np.ndarray[Any, Any]
 @dataclass(frozen=True, eq=False)
 class BlockTable:
     """Attributes:
-    size: rows of a block (the last one may have fewer).
-    seen: bool (n, n), whether some row of a block sees some key of another, in any item and head.
+    length, key_length: number of rows and of keys.
+    size, key_size: rows and keys of a block (the last one may have fewer).
+    seen: bool (n, m), whether some row of a block sees some key of another, in any item and head.
     pairs: float64 (n,), visible pairs of the rows of a block, averaged over items and heads.
     digest: of all that the mask shows.
     """
 
     length: int
     size: int
+    key_length: int
+    key_size: int
     seen: Array
     pairs: Array
     digest: str
@@ -41,7 +44,17 @@ class BlockTable:
     @property
     def rows(self) -> Array:
         """Rows of each block, (n,)."""
-        return np.diff(np.append(np.arange(len(self.pairs)) * self.size, self.length))
+        return in_blocks(self.length, self.size)
+
+    @property
+    def keys(self) -> Array:
+        """Keys of each block, (m,)."""
+        return in_blocks(self.key_length, self.key_size)
+
+
+def in_blocks(length: int, size: int) -> Array:
+    """Rows of each block, of `size` rows but for the last."""
+    return np.diff(np.append(np.arange(-(-length // size)) * size, length))
 
 
 def block_size(length: int, ranks: int = 1) -> int:
@@ -52,67 +65,68 @@ def block_size(length: int, ranks: int = 1) -> int:
     return size
 
 
-def survey(mask: Mask | None, length: int, size: int | None = None) -> BlockTable:
-    """The blocks of a mask over `length` rows and as many keys, of `size` rows each, a power of two.
+def survey(mask: Mask | None, length: int, size: int | None = None, keys: tuple[int, int] | None = None) -> BlockTable:
+    """The blocks of a mask over `length` rows, of `size` rows each, a power of two.
 
     Squares that the mask decides as a whole are not looked into. ValueError: the mask does not fit the length.
+
+    Args:
+        keys: number of keys, and keys of a block; None: those of the rows.
     """
     size = size or block_size(length)
-    count = -(-length // size)
-    table = BlockTable(length, size, np.zeros((count, count), dtype=np.bool_), np.zeros(count), "")
-    digest = hashlib.sha256(f"{length} {size}".encode())
+    key_length, key_size = keys or (length, size)
+    blocks = len(in_blocks(length, size)), len(in_blocks(key_length, key_size))
+    digest = hashlib.sha256(f"{length} {size} {key_length} {key_size}".encode())
+    table = BlockTable(length, size, key_length, key_size, np.zeros(blocks, dtype=np.bool_), np.zeros(blocks[0]), "")
     if mask is None:
         table.seen[:] = True
-        table.pairs[:] = table.rows * float(length)
+        table.pairs[:] = table.rows * float(key_length)
     else:
-        mask.check(None, None, length, length, None)
+        mask.check(None, None, length, key_length, None)
         _walk(mask, table, digest)
-    return BlockTable(length, size, table.seen, table.pairs, digest.hexdigest())
+    return replace(table, digest=digest.hexdigest())
 
 
 def _walk(mask: Mask, table: BlockTable, digest: Any) -> None:
-    length, size, leaf = table.length, table.size, max(_LEAF, table.size)
-    side, looked_at = leaf, 0
-    while side < length:
+    length, key_length, size, key_size = table.length, table.key_length, table.size, table.key_size
+    side = leaf = max(_LEAF, size, key_size)
+    looked_at = 0
+    while side < max(length, key_length):
         side *= 2
     squares = [(0, 0, side)]
     while squares:
         top, left, side = squares.pop()
-        rows, keys = (top, min(top + side, length)), (left, min(left + side, length))
+        rows, keys = (top, min(top + side, length)), (left, min(left + side, key_length))
         if rows[0] >= rows[1] or keys[0] >= keys[1]:
             continue
-        kind = mask.kind(rows, keys, length, length)
+        kind = mask.kind(rows, keys, length, key_length)
         digest.update(f"{top} {left} {kind}".encode())
         if kind == "partial" and side > leaf:
             half = side // 2
             squares += [(top + down, left + right, half) for down in (0, half) for right in (0, half)]
             continue
-        here = slice(top // size, -(-rows[1] // size)), slice(left // size, -(-keys[1] // size))
+        here = slice(top // size, -(-rows[1] // size)), slice(left // key_size, -(-keys[1] // key_size))
         if kind == "full" or (kind == "partial" and looked_at > _LOOKED_AT):
             table.seen[here] = True
             table.pairs[here[0]] += table.rows[here[0]] * ((keys[1] - keys[0]) * (1.0 if kind == "full" else 0.5))
         elif kind == "partial":
-            bits = _bits(mask, rows, keys, length)
+            bits = _bits(mask, rows, keys, (length, key_length))
             looked_at += bits.size
             digest.update(np.packbits(bits).tobytes())
-            table.seen[here] |= _any_in_blocks(np.any(bits, (0, 1)), size)
-            table.pairs[here[0]] += _in_blocks(bits.mean((0, 1)).sum(1, keepdims=True), size).sum((1, 2, 3))
+            table.seen[here] |= np.any(_cut(np.any(bits, (0, 1)), size, key_size), (1, 3))
+            table.pairs[here[0]] += _cut(bits.mean((0, 1)).sum(1, keepdims=True), size, 1).sum((1, 2, 3))
 
 
-def _bits(mask: Mask, rows: tuple[int, int], keys: tuple[int, int], length: int) -> Array:
+def _bits(mask: Mask, rows: tuple[int, int], keys: tuple[int, int], lengths: tuple[int, int]) -> Array:
     """(B, H, r, c)."""
     device = mask._device()
-    bits = mask._grid(torch.arange(*rows, device=device), torch.arange(*keys, device=device), length, length)
+    bits = mask._grid(torch.arange(*rows, device=device), torch.arange(*keys, device=device), *lengths)
     return bits.cpu().numpy()
 
 
-def _in_blocks(square: Array, size: int) -> Array:
-    """(r, c) as (r / size, size, c / size, size), with zeros beyond the edge."""
-    down, across = (-(-n // size) for n in square.shape)
-    whole = np.zeros((down * size, across * size), dtype=square.dtype)
-    whole[: square.shape[0], : square.shape[1]] = square
-    return whole.reshape(down, size, across, size)
-
-
-def _any_in_blocks(square: Array, size: int) -> Array:
-    return np.any(_in_blocks(square, size), (1, 3))
+def _cut(pairs: Array, size: int, key_size: int) -> Array:
+    """(r, c) as (r / size, size, c / key_size, key_size), with zeros beyond the edge."""
+    down, across = -(-pairs.shape[0] // size), -(-pairs.shape[1] // key_size)
+    whole = np.zeros((down * size, across * key_size), dtype=pairs.dtype)
+    whole[: pairs.shape[0], : pairs.shape[1]] = pairs
+    return whole.reshape(down, size, across, key_size)

@@ -59,13 +59,18 @@ def imbalance(owner: Array, amounts: Array, ranks: int) -> float:
     return float(held.max() / held.mean() - 1) if held.any() else 0.0
 
 
-def received(owner: Array, table: BlockTable, ranks: int) -> list[int]:
-    """For each rank the number of others' keys that its rows see, in whole blocks."""
-    return [int(table.rows[needed(owner, table, rank) & (owner != rank)].sum()) for rank in range(ranks)]
+def received(owner: Array, table: BlockTable, ranks: int, holder: Array | None = None) -> list[int]:
+    """For each rank the number of others' keys that its rows see, in whole blocks.
+
+    Args:
+        holder: the rank of each block of keys, (m,), where rows have other owners.
+    """
+    holder = owner if holder is None else holder
+    return [int(table.keys[needed(owner, table, rank) & (holder != rank)].sum()) for rank in range(ranks)]
 
 
 def needed(owner: Array, table: BlockTable, rank: int) -> Array:
-    """The blocks of keys that the rows of a rank see, bool (n,)."""
+    """The blocks of keys that the rows of a rank see, bool (m,)."""
     seen: Array = table.seen[owner == rank].any(0)
     return seen
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from ._decoders import RunningDecoders, decoders_of
 from ._modules import RunningModules
-from ._plan import SequencePlan
+from ._plan import SequencePlan, check_plan
 
 
 @contextmanager
@@ -57,6 +57,7 @@ def context_parallel(model: nn.Module, plan: SequencePlan) -> Iterator[None]:
         True
         >>> dist.destroy_process_group()
     """
+    check_plan(plan)
     empty = [rank for rank in range(plan.ranks) if plan.held(rank) == 0]
     if empty:
         raise ValueError(

@@ -16,9 +16,10 @@ from ..operator._masks import Mask, as_mask
 from ..operator._masks._algebra import And
 from ..operator._masks._data import bounded
 from ..operator._masks._intervals import Span
-from ._blocks import Array, BlockTable, block_size, survey
+from ._blocks import BlockTable, block_size, survey
 from ._costs import CallSizes, Grid, because, cheapest, layouts_of
 from ._dealing import imbalance, in_grid, needed, received
+from ._dealt import DealtRows
 from ._exchange import Message, agree, agree_quickly, exchanged
 from ._faults import answered, report_uncaught
 from ._heads import Heads, of_heads
@@ -140,6 +141,7 @@ class HeadGroup(NamedTuple):
     peers: tuple[int, ...]  # their numbers in the process group
     number: int  # of this rank among them
     places: tuple[Spans, ...]  # of each rank's rows, among the rows of all
+    key_places: tuple[Spans, ...]  # the same of its keys
 
 
 class SequencePlan:
@@ -152,6 +154,7 @@ class SequencePlan:
         grid: (h, s), so many ranks deal heads, and so many deal rows: (1, ranks) and (ranks, 1) are ring and ulysses.
         rank, ranks: this process, and the number of them.
         rows: for each rank the spans (start, stop) of rows that it holds, ascending.
+        key_length, key_rows: the same of keys; others than the rows in a plan of `cross`.
         block: rows of a block; what travels is whole blocks.
         imbalance: visible pairs of the busiest row of the grid, as a share above the mean; 0 under "ulysses", where
             heads decide.
@@ -176,22 +179,76 @@ class SequencePlan:
         self.grid = (self.ranks, 1) if layout == "ulysses" else (1, self.ranks)
         if isinstance(layout, tuple):
             self.grid = layout
-        self._owner = in_grid(table, self.grid)
-        self.rows = tuple(self._spans(self._owner == rank) for rank in range(self.ranks))
         self.layout, self._reason = "grid" if isinstance(layout, tuple) else layout, reason
-        self._take(table)
+        rows = DealtRows(table.length, table.size, in_grid(table, self.grid), self.ranks)
+        self._take(table, rows, rows)
 
-    def _take(self, table: BlockTable) -> None:
-        """Derive what depends on the blocks of the mask, for the rows as they are dealt."""
-        self._table, self.digest = table, table.digest
-        width, rows = self.grid
-        self.imbalance = imbalance(self._owner // width, table.pairs, rows)
-        self.keys_received = tuple(np.repeat(received(self._owner // width, table, rows), width).tolist())
+    def _take(self, table: BlockTable, rows: DealtRows, keys: DealtRows) -> None:
+        """Derive what depends on the blocks of the mask, for rows and keys as they are dealt."""
+        self._table, self.digest, self._rows, self._keys = table, table.digest, rows, keys
+        self.rows, self.key_rows, self.key_length = rows.held, keys.held, keys.length
+        width, parts = self.grid
+        owner, holder = (dealt.joined(width).owner for dealt in (rows, keys))
+        self.imbalance = imbalance(owner, table.pairs, parts)
+        self.keys_received = tuple(np.repeat(received(owner, table, parts, holder), width).tolist())
         self._narrower: dict[Mask, SequencePlan] = {}
         self._slices: dict[tuple[Span, Span], Mask] = {}
         self.from_rank = lru_cache(None)(self._from_rank)
         self.tiles = lru_cache(None)(self._tiles)
         self.column = lru_cache(None)(self._column)
+
+    def cross(self, keys: SequencePlan, mask: Mask | Tensor | None = None) -> SequencePlan:
+        """The plan of cross-attention: from this plan's rows to the keys of another sequence. Every rank calls it.
+
+        The layout is this plan's.
+
+        Args:
+            keys: the plan of the other sequence, whose shards the keys and values are.
+            mask: which of its keys each row sees, as in `saccade.attention`.
+
+        Raises:
+            RankFailed: a rank has ended, hangs, or raised an error.
+            TypeError, ValueError: `keys` has another group or grid of ranks; the mask does not fit; arguments that are
+                not the same on all ranks. Every rank raises it.
+
+        Example:
+            >>> import torch, torch.distributed as dist, saccade
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: ("gloo")
+            >>> encoder, decoder = saccade.distributed.plan(None, 50), saccade.distributed.plan(saccade.Causal(), 20)
+            >>> query, memory = decoder.shard(torch.randn(1, 2, 20, 8)), encoder.shard(torch.randn(1, 2, 50, 8))
+            >>> saccade.distributed.attention(query, memory, memory, plan=decoder.cross(encoder)).shape
+            torch.Size([1, 2, 20, 8])
+            >>> dist.destroy_process_group()
+        """
+        crossed, problem = None, None
+        try:
+            crossed = self._crossed(keys, as_mask(mask))
+        except (TypeError, ValueError) as error:
+            problem = error
+        facts: dict[str, Any] = {"error": None if problem is None else str(problem), "_mask": _shortened(mask)}
+        if crossed is not None:
+            facts |= {"rows": self.rows, "keys": keys.rows, "mask": crossed.digest}
+        agree(self.group, facts, "plan.cross")
+        if problem is not None:
+            raise problem
+        assert crossed is not None
+        return crossed
+
+    def _crossed(self, keys: Any, mask: Mask | None) -> SequencePlan:
+        if not isinstance(keys, SequencePlan):
+            raise TypeError(
+                f"plan.cross: keys must be the plan of the keys' sequence, got {type(keys).__name__}; a mask is `mask`"
+            )
+        if keys.group is not self.group or keys.grid != self.grid:
+            theirs, ours = (f"a {s} x {h} grid of {plan.ranks} ranks" for plan in (keys, self) for h, s in [plan.grid])
+            raise ValueError(
+                f"plan.cross: keys is dealt to {theirs}, expected {ours} of the same process group: give both plans "
+                "one layout"
+            )
+        plan, rows, dealt = copy.copy(self), self._rows, keys._rows
+        plan.mask = mask
+        plan._take(survey(mask, rows.length, rows.block, (dealt.length, dealt.block)), rows, dealt)
+        return plan
 
     # --- tensors ----------------------------------------------------------------------------------------------------
 
@@ -229,18 +286,19 @@ class SequencePlan:
         column = copy.copy(self)
         column.rank, column.ranks, column.grid, column.layout = self.rank // width, rows, (1, rows), "ring"
         column.peers = self.peers[self.rank % width :: width]
-        column.mask, column._owner = of_heads(self.mask, heads), self._owner // width
-        column.rows = tuple(column._spans(column._owner == row) for row in range(rows))
-        column._take(self._table)
+        column.mask = of_heads(self.mask, heads)
+        column._take(self._table, self._rows.joined(width), self._keys.joined(width))
         return column
 
     def _head_group(self, width: int) -> HeadGroup:
         """The ranks of this one's row, in a grid whose rows have so many."""
         first = self.rank // width * width
-        ranks = range(first, first + width)
-        together = self._spans(self._owner // width == first // width)
-        places = tuple(within(self.rows[rank], together) for rank in ranks)
-        return HeadGroup(self.group, self.peers[first : first + width], self.rank - first, places)
+        row, ranks = first // width, range(first, first + width)
+        places = [
+            tuple(within(dealt.held[rank], dealt.joined(width).held[row]) for rank in ranks)
+            for dealt in (self._rows, self._keys)
+        ]
+        return HeadGroup(self.group, self.peers[first : first + width], self.rank - first, *places)
 
     # --- spans ------------------------------------------------------------------------------------------------------
 
@@ -248,45 +306,31 @@ class SequencePlan:
         """Number of rows that a rank holds."""
         return size(self.rows[rank])
 
-    def _spans(self, blocks: Array) -> Spans:
-        """Rows of the chosen blocks (n,), as spans that do not touch."""
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], blocks, [False])))) * self.block
-        edges = np.minimum(edges, self.length).tolist()
-        return tuple(zip(edges[::2], edges[1::2], strict=True))
-
     def _from_rank(self, rank: int, source: int) -> Spans:
         """The keys of rank `source` that rows of `rank` see, in whole blocks."""
-        return self._spans(needed(self._owner, self._table, rank) & (self._owner == source))
+        return self._keys.spans(needed(self._rows.owner, self._table, rank) & (self._keys.owner == source))
 
     def _tiles(self, keys: Spans) -> tuple[tuple[Span, Span], ...]:
         """Rectangles (rows of this rank, keys of these spans) outside of which its rows see none of these keys."""
         found = []
         for rows in self.rows[self.rank]:
             for span in keys:
-                seen = self._table.seen[self._blocks(rows), self._blocks(span)]
+                seen = self._table.seen[self._rows.blocks(rows), self._keys.blocks(span)]
                 down, across = np.flatnonzero(seen.any(1)), np.flatnonzero(seen.any(0))
                 if len(down):
-                    found.append((self._hull(rows, down), self._hull(span, across)))
+                    found.append((self._rows.hull(rows, down), self._keys.hull(span, across)))
         return tuple(found)
-
-    def _blocks(self, span: Span) -> slice:
-        return slice(span[0] // self.block, -(-span[1] // self.block))
-
-    def _hull(self, span: Span, blocks: Array) -> Span:
-        """The part of a span from the first to the last of its chosen blocks."""
-        first, last = int(blocks[0]) * self.block, (int(blocks[-1]) + 1) * self.block
-        return span[0] + first, min(span[0] + last, span[1])
 
     def _sees_only(self, rows: Span, keys: Span) -> bool:
         """Whether rows of this rank see no keys but these, in whole blocks."""
-        seen, inside = np.any(self._table.seen[self._blocks(rows)], 0), self._blocks(keys)
+        seen, inside = np.any(self._table.seen[self._rows.blocks(rows)], 0), self._keys.blocks(keys)
         return not (seen[: inside.start].any() or seen[inside.stop :].any())
 
     def _mask_of(self, mask: Mask | None, rows: Span, keys: Span) -> Mask | None:
         """The mask of a rectangle; of the plan's own mask always the same object, which remembers its work lists."""
         if mask is None:
             return None
-        lengths = (self.length, self.length)
+        lengths = (self.length, self.key_length)
         if mask is not self.mask:
             return mask.slice(rows, keys, lengths=lengths)
         if (rows, keys) not in self._slices:
@@ -302,7 +346,7 @@ class SequencePlan:
                 del self._narrower[next(iter(self._narrower))]
             plan = self._narrower[mask] = copy.copy(self)
             plan.mask = mask if self.mask is None else self.mask & mask
-            plan._take(survey(plan.mask, self.length, self.block))
+            plan._take(survey(plan.mask, self.length, self.block), self._rows, self._keys)
         return self._narrower[mask]
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
@@ -326,12 +370,12 @@ class SequencePlan:
         if key is not None and value is not None:
             unit, counts = "bytes", self.traffic(key, value)
         width = self.grid[0]
-        pairs = np.bincount(self._owner // width, self._table.pairs, self.grid[1])
+        pairs = np.bincount(self._rows.owner // width, self._table.pairs, self.grid[1])
         name = str(self.grid) if self.layout == "grid" else self.layout
-        lines = [
-            f"layout {name}: {self._reason}",
-            f"{self.length} rows in blocks of {self.block} over {self.ranks} ranks, imbalance {self.imbalance:.1%}",
-        ]
+        blocks = f"{self.length} rows in blocks of {self.block}"
+        if self._keys is not self._rows:
+            blocks += f" and {self.key_length} keys in blocks of {self._keys.block}"
+        lines = [f"layout {name}: {self._reason}", f"{blocks} over {self.ranks} ranks, imbalance {self.imbalance:.1%}"]
         for rank, spans in enumerate(self.rows):
             where = ", ".join(f"{start}:{stop}" for start, stop in spans) or "none"
             does = f"{pairs[rank // width] / max(pairs.sum(), 1):.1%} of the pairs; receives {counts[rank]} {unit}"
@@ -375,10 +419,12 @@ class _Unshard(torch.autograd.Function):
         return total, None, None
 
 
-def check_plan(plan: Any) -> None:
-    """TypeError unless it is a plan."""
+def check_plan(plan: Any, cross: bool = False) -> None:
+    """TypeError unless it is a plan; ValueError for one of cross-attention unless `cross`."""
     if not isinstance(plan, SequencePlan):
         raise TypeError(f"plan must be what saccade.distributed.plan(...) returns, got {type(plan).__name__}")
+    if plan._keys is not plan._rows and not cross:
+        raise ValueError("plan is one of cross-attention, expected what saccade.distributed.plan(...) returns")
 
 
 def _like(tensor: Tensor, dim: int, size: int) -> Tensor:

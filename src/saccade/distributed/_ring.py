@@ -95,7 +95,7 @@ def _parts(plan: SequencePlan, key: Tensor, value: Tensor) -> Iterator[KeyPart]:
         yield _joined(plan, key, value, others, pending.received())
         pending.finish()
         return
-    part = KeyPart(plan.rank, plan.rows[plan.rank], key, value)
+    part = KeyPart(plan.rank, plan.key_rows[plan.rank], key, value)
     sent: list[Pending] = []
     for step in range(1, plan.ranks):
         to, source = (plan.rank + step) % plan.ranks, (plan.rank - step) % plan.ranks
@@ -114,7 +114,7 @@ def _fetch(
     plan: SequencePlan, key: Tensor, value: Tensor, to: list[int], sources: list[int], operation: str
 ) -> Pending:
     """Send what the ranks `to` need of this rank's keys and values, and receive what this one needs of `sources`."""
-    own = plan.rows[plan.rank]
+    own = plan.key_rows[plan.rank]
     sends, receives = [], []
     for rank in to:
         places = within(plan.from_rank(rank, plan.rank), own)
@@ -127,7 +127,7 @@ def _fetch(
 
 def _joined(plan: SequencePlan, key: Tensor, value: Tensor, others: list[int], received: list[Tensor]) -> KeyPart:
     """All that this rank's rows see, in the order of the sequence."""
-    own = within(plan.from_rank(plan.rank, plan.rank), plan.rows[plan.rank])
+    own = within(plan.from_rank(plan.rank, plan.rank), plan.key_rows[plan.rank])
     by_rank = {rank: (received[2 * n], received[2 * n + 1]) for n, rank in enumerate(others)}
     by_rank[plan.rank] = (cut(key, 2, own), cut(value, 2, own))
     pieces, done = [], dict.fromkeys(by_rank, 0)
@@ -168,7 +168,7 @@ class KeyGradients:
     def add(self, part: KeyPart, gradients: list[Tensor]) -> None:
         """Take the gradients of a part's keys and values: own ones are added, and others' begin their way to them."""
         self._receive()
-        plan, own = self.plan, self.plan.rows[self.plan.rank]
+        plan, own = self.plan, self.plan.key_rows[self.plan.rank]
         if part.source == plan.rank:
             self.totals = gradients
             return
@@ -179,7 +179,7 @@ class KeyGradients:
             if spans == own:
                 self.totals = mine
             else:
-                self.totals = [x.new_zeros(*x.shape[:2], plan.held(plan.rank), x.shape[3]) for x in mine]
+                self.totals = [x.new_zeros(*x.shape[:2], size(own), x.shape[3]) for x in mine]
                 self._add(spans, mine)
         else:
             targets, sources = [part.source], [(2 * plan.rank - part.source) % plan.ranks]
@@ -214,7 +214,7 @@ class KeyGradients:
     def _add(self, spans: Spans, parts: list[Tensor]) -> None:
         for total, part in zip(self.totals, parts, strict=True):
             done = 0
-            for start, stop in within(spans, self.plan.rows[self.plan.rank]):
+            for start, stop in within(spans, self.plan.key_rows[self.plan.rank]):
                 total[:, :, start:stop] += part[:, :, done : done + stop - start]
                 done += stop - start
 

@@ -20,6 +20,7 @@ from ..operator._call import CheckedCall, without_autocast
 from ..operator._statistics import Statistics, _compute
 from ..operator._statistics._request import StatisticsRequest, make_request
 from ..operator._statistics._visibility import RowVisibility, _first, _hides, row_visibility
+from ..operator._unknown_arguments import advised
 from ..operator._weights import Chosen, _indices, _slice
 from ._attention import ShardedCall, agreed, checked
 from ._exchange import exchanged
@@ -29,6 +30,7 @@ from ._plan import SequencePlan, check_plan
 from ._ulysses import Swap, call_of_heads
 
 
+@advised
 def statistics(
     query: Tensor,
     key: Tensor,
@@ -49,7 +51,7 @@ def statistics(
     Each rank computes some heads of all rows, under every layout. Results have no graph.
 
     Args:
-        query: (B, Hq, n, D), the rows that `plan.shard` gives this rank. key: (B, Hkv, n, D). value: (B, Hkv, n, Dv).
+        query: (B, Hq, n, D), the rows that `plan.shard` gives this rank. key: (B, Hkv, m, D). value: (B, Hkv, m, Dv).
         plan: of `saccade.distributed.plan`; it holds the mask.
         bias, scale, softcap, sink, groups, received, top, histograms: as in `saccade.statistics`, of the whole
             sequence.
@@ -82,6 +84,7 @@ def statistics(
             return _of_all_heads(plan, call, value is not None, request)
 
 
+@advised
 def attention_weights(
     query: Tensor,
     key: Tensor,
@@ -100,7 +103,7 @@ def attention_weights(
     Each rank computes some heads, under every layout. Results have no graph.
 
     Args:
-        query: (B, Hq, n, D), the rows that `plan.shard` gives this rank. key: (B, Hkv, n, D).
+        query: (B, Hq, n, D), the rows that `plan.shard` gives this rank. key: (B, Hkv, m, D).
         plan: of `saccade.distributed.plan`; it holds the mask.
         rows, keys, heads: which of the whole sequence, as in `saccade.attention_weights`; the same on each rank.
         bias, scale, softcap, sink: as in `saccade.attention_weights`, of the whole sequence.
@@ -127,7 +130,7 @@ def attention_weights(
     def read(whole: CheckedCall) -> tuple[Any, ...]:
         some = _indices(heads, whole.heads, "heads")
         every = list(range(whole.heads)) if some is None else some
-        return None, _indices(rows, plan.length, "rows"), _indices(keys, plan.length, "keys"), every
+        return None, _indices(rows, plan.length, "rows"), _indices(keys, plan.key_length, "keys"), every
 
     with torch.no_grad():
         call, (_, at_rows, at_keys, at_heads) = _agreed(
@@ -136,7 +139,8 @@ def attention_weights(
         dealt = deal_heads(call.whole.heads, call.whole.kv_heads, plan.ranks)
         own = _own_heads(plan, call, False, *dealt)
         chosen = [[head for head in mine if head in at_heads] for mine in dealt[0]]
-        counts = [plan.length if some is None else len(some) for some in (at_rows, at_keys)]
+        wholes = (at_rows, plan.length), (at_keys, plan.key_length)
+        counts = [length if some is None else len(some) for some, length in wholes]
         every = call.whole.query.new_empty(query.shape[0], 0, *counts, dtype=call.whole.accumulator)
         if own is not None and chosen[plan.rank]:
             local = [head - dealt[0][plan.rank][0] for head in chosen[plan.rank]]
@@ -160,7 +164,7 @@ def _agreed(
 ) -> tuple[ShardedCall, Any]:
     """The checked call, and what `read` makes of the other arguments: all but its first value must be the same on all
     ranks. All ranks raise if one does."""
-    check_plan(plan)
+    check_plan(plan, cross=True)
     call, found, problem = None, None, None
     query, key, value = tensors
     if value is None and isinstance(key, Tensor) and key.dim() == 4:
@@ -184,9 +188,9 @@ def _own_heads(
     plan: SequencePlan, call: ShardedCall, has_value: bool, queries: tuple[Heads, ...], keys: tuple[Heads, ...]
 ) -> CheckedCall | None:
     """The call of this rank's heads over the whole sequence; None if it has none."""
-    given = call.tensors if has_value else call.tensors[:2]
-    heads = (queries, keys, keys) if has_value else (queries, keys)
-    query, key, *value = Swap.apply(plan._head_group(plan.ranks), heads, True, *given)
+    given, group = call.tensors if has_value else call.tensors[:2], plan._head_group(plan.ranks)
+    dealt = (queries, group.places), *[(keys, group.key_places)] * (len(given) - 1)
+    query, key, *value = Swap.apply(group, dealt, True, *given)
     if not queries[plan.rank]:
         return None
     tensors = query, key, value[0] if has_value else _without_memory(key)
@@ -218,8 +222,8 @@ def _of_all_heads(plan: SequencePlan, call: ShardedCall, has_value: bool, reques
 
 
 def _shown(sight: RowVisibility, plan: SequencePlan) -> Tensor:
-    """bool (B|1, L), keys that some head's row sees."""
-    return sight.first.new_ones(1, plan.length).bool() if sight.keys is None else sight.keys.any(1)
+    """bool (B|1, Lk), keys that some head's row sees."""
+    return sight.first.new_ones(1, plan.key_length).bool() if sight.keys is None else sight.keys.any(1)
 
 
 def _gathered(plan: SequencePlan, value: Any, whole: CheckedCall) -> list[Any]:
@@ -269,5 +273,5 @@ def _joined(parts: list[Statistics], keys: tuple[Heads, ...], differ: bool) -> S
         }
         for what, numbers in first.heads.items()
     }
-    items, _, length, _ = first.shape
-    return replace(first, **made, shape=(items, made["lse"].shape[1], length, length))
+    items, _, *lengths = first.shape
+    return replace(first, **made, shape=(items, made["lse"].shape[1], *lengths))

@@ -26,7 +26,9 @@ from . import _ring
 from ._exchange import exchanged
 from ._heads import Heads, deal_heads, of_heads
 from ._plan import HeadGroup, SequencePlan
-from ._spans import cut, put, size
+from ._spans import Spans, cut, put, size
+
+Dealt = tuple[tuple[Heads, ...], tuple[Spans, ...]]  # heads of each rank, and its rows among those of all
 
 
 def run(plan: SequencePlan, tensors: tuple[Tensor, Tensor, Tensor], whole: CheckedCall) -> tuple[Tensor, Tensor]:
@@ -34,7 +36,8 @@ def run(plan: SequencePlan, tensors: tuple[Tensor, Tensor, Tensor], whole: Check
     query, key, value = tensors
     group = plan._head_group(plan.grid[0])
     queries, keys = deal_heads(query.shape[1], key.shape[1], plan.grid[0])
-    query, key, value = Swap.apply(group, (queries, keys, keys), True, query, key, value)
+    dealt = (queries, group.places), (keys, group.key_places), (keys, group.key_places)
+    query, key, value = Swap.apply(group, dealt, True, query, key, value)
     mine = queries[group.number]
     if mine:
         column = plan.column(mine)
@@ -48,7 +51,8 @@ def run(plan: SequencePlan, tensors: tuple[Tensor, Tensor, Tensor], whole: Check
         learned = [x.reshape(-1)[:0] for x in whole.tensors()[3:]]
         out = query.new_zeros(*query.shape[:3], value.shape[3]) + sum(x.sum() for x in (query, key, value, *learned))
         lse = out.sum(-1, dtype=accumulator_of(query))
-    out, lse = Swap.apply(group, (queries, queries), False, out, lse[..., None])
+    dealt = (queries, group.places), (queries, group.places)
+    out, lse = Swap.apply(group, dealt, False, out, lse[..., None])
     return out, lse[..., 0]
 
 
@@ -83,64 +87,66 @@ def call_of_heads(
 class Swap(torch.autograd.Function):
     """Tensors (B, H, n, W), this rank's rows of all heads, to (B, h, m, W), all rows of its heads; or back.
 
-    `heads` are those of each rank of the group, for each tensor.
+    `dealt` has the heads of each rank of the group, and the places of its rows among all, for each tensor.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, group: HeadGroup, heads: tuple[tuple[Heads, ...], ...], to_heads: bool, *tensors: Tensor
+        ctx: Any, group: HeadGroup, dealt: tuple[Dealt, ...], to_heads: bool, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.group, ctx.heads, ctx.to_heads, ctx.counts = group, heads, to_heads, [x.shape[1] for x in tensors]
+        ctx.group, ctx.dealt, ctx.to_heads, ctx.counts = group, dealt, to_heads, [x.shape[1] for x in tensors]
         ctx.set_materialize_grads(True)
         swap = _to_heads if to_heads else _to_rows
-        return tuple(swap(group, heads, tensors, "attention, ulysses", [0] * len(tensors)))
+        return tuple(swap(group, dealt, tensors, "attention, ulysses", [0] * len(tensors)))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
         swap = _to_rows if ctx.to_heads else _to_heads
-        return None, None, None, *swap(ctx.group, ctx.heads, cotangents, "attention, ulysses, backward", ctx.counts)
+        return None, None, None, *swap(ctx.group, ctx.dealt, cotangents, "attention, ulysses, backward", ctx.counts)
 
 
-def _to_heads(
-    group: HeadGroup, heads: tuple[tuple[Heads, ...], ...], tensors: Any, operation: str, _: list[int]
-) -> list[Tensor]:
-    ranks = range(len(group.places))
-    sends = [(to, x[:, list(of[to])].contiguous()) for to in ranks for x, of in zip(tensors, heads, strict=True)]
+def _to_heads(group: HeadGroup, dealt: tuple[Dealt, ...], tensors: Any, operation: str, _: list[int]) -> list[Tensor]:
+    ranks, me = range(len(group.places)), group.number
+    sends = [
+        (to, x[:, list(heads[to])].contiguous()) for to in ranks for x, (heads, _) in zip(tensors, dealt, strict=True)
+    ]
     into = [
-        (rank, x.new_empty(x.shape[0], len(of[group.number]), size(group.places[rank]), x.shape[3]))
+        (rank, x.new_empty(x.shape[0], len(heads[me]), size(places[rank]), x.shape[3]))
         for rank in ranks
-        for x, of in zip(tensors, heads, strict=True)
+        for x, (heads, places) in zip(tensors, dealt, strict=True)
     ]
     received = _swapped(group, sends, into, operation)
     wholes = [
-        x.new_empty(x.shape[0], len(of[group.number]), sum(map(size, group.places)), x.shape[3])
-        for x, of in zip(tensors, heads, strict=True)
+        x.new_empty(x.shape[0], len(heads[me]), sum(map(size, places)), x.shape[3])
+        for x, (heads, places) in zip(tensors, dealt, strict=True)
     ]
     for rank in ranks:
-        for n, whole in enumerate(wholes):
-            put(whole, 2, group.places[rank], received[rank * len(wholes) + n])
+        for n, (whole, (_, places)) in enumerate(zip(wholes, dealt, strict=True)):
+            put(whole, 2, places[rank], received[rank * len(wholes) + n])
     return wholes
 
 
 def _to_rows(
-    group: HeadGroup, heads: tuple[tuple[Heads, ...], ...], tensors: Any, operation: str, counts: list[int]
+    group: HeadGroup, dealt: tuple[Dealt, ...], tensors: Any, operation: str, counts: list[int]
 ) -> list[Tensor]:
     """The way back. Heads that several ranks have are added up, in the order of ranks."""
-    ranks, own = range(len(group.places)), size(group.places[group.number])
-    sends = [(to, cut(x, 2, group.places[to]).contiguous()) for to in ranks for x in tensors]
+    ranks, me = range(len(group.places)), group.number
+    sends = [
+        (to, cut(x, 2, places[to]).contiguous()) for to in ranks for x, (_, places) in zip(tensors, dealt, strict=True)
+    ]
     into = [
-        (rank, x.new_empty(x.shape[0], len(of[rank]), own, x.shape[3]))
+        (rank, x.new_empty(x.shape[0], len(heads[rank]), size(places[me]), x.shape[3]))
         for rank in ranks
-        for x, of in zip(tensors, heads, strict=True)
+        for x, (heads, places) in zip(tensors, dealt, strict=True)
     ]
     received = _swapped(group, sends, into, operation)
     found = []
-    for n, (x, of) in enumerate(zip(tensors, heads, strict=True)):
-        count = max((head for held in of for head in held), default=-1) + 1
-        total = x.new_zeros(x.shape[0], max(count, counts[n]), own, x.shape[3])
+    for n, (x, (heads, places)) in enumerate(zip(tensors, dealt, strict=True)):
+        count = max((head for mine in heads for head in mine), default=-1) + 1
+        total = x.new_zeros(x.shape[0], max(count, counts[n]), size(places[me]), x.shape[3])
         for rank in ranks:
-            total[:, list(of[rank])] += received[rank * len(tensors) + n]
+            total[:, list(heads[rank])] += received[rank * len(tensors) + n]
         found.append(total)
     return found
 

@@ -117,6 +117,8 @@ def _possible(advice: str, takes: Mapping[str, Any], module: Any) -> str:
     wanted = re.match(r"write (\w+)=", advice)
     if wanted is None or wanted[1] in takes:
         return advice
+    if "plan" in takes and wanted[1] == "mask":
+        return "give the mask to saccade.distributed.plan"
     config = getattr(module, "config", None)
     # A block's configuration has a dropout of its own, which is not that of the weights.
     for made in (getattr(config, "attention", None), config):
@@ -173,6 +175,7 @@ def _dropout(value: Any, has_dropout: bool) -> str:
 
 # By name: what to write instead, of the value given and of whether the function has dropout.
 _ADVICE: dict[str, Callable[[Any, bool], str]] = {
+    "mask": lambda value, has_dropout: "write mask=",
     "is_causal": _is_causal,
     "attn_mask": _attn_mask,
     "dropout_p": _dropout,
