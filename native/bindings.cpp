@@ -606,7 +606,7 @@ void few_rows(Pointer x, Pointer weight, bool half, bool turned, Pointer bias, P
 // and features of the product that reads this one and is added to; or nothing. `norm`: weight and bias (or 0) of a layer norm
 // after all; or nothing. How many rows are not finite.
 int64_t int8_product(Pointer x, Pointer weight, Pointer scales, Pointer bias, Pointer out, int64_t rows, int64_t width, int64_t features,
-                     bool half, bool quads, int threads, int activation, Pointer added, const std::vector<int64_t>& next,
+                     bool half, int at_once, int threads, int activation, Pointer added, const std::vector<int64_t>& next,
                      const std::vector<int64_t>& norm, float eps) {
     if (rows < 0 || width < 1 || features < 1 || threads < 1) refuse("int8_product of such sizes");
     if ((!x && rows) || !weight || !scales || (!out && rows)) refuse("int8_product has no memory");
@@ -628,9 +628,11 @@ int64_t int8_product(Pointer x, Pointer weight, Pointer scales, Pointer bias, Po
     if (!norm.empty())
         last.norm = {StepNorm::layer, reinterpret_cast<const void*>(norm[0]), reinterpret_cast<const void*>(norm[1]), eps, 0};
     const Kernels& set = kernels();
-    const bool taken = quads && set.int8_product_quads && sums_quads();
+    const auto product = at_once >= 64 && set.int8_product_tiles && sums_tiles() ? set.int8_product_tiles
+                         : at_once >= 4 && set.int8_product_quads && sums_quads() ? set.int8_product_quads
+                                                                                 : set.int8_product;
     nb::gil_scoped_release released;
-    return taken ? set.int8_product_quads(call) : set.int8_product(call);
+    return product(call);
 }
 
 // The fields of one layer of a step, in the order in which `step` reads them.
@@ -765,7 +767,7 @@ class Unchanged {
 };
 
 int64_t group_product(Pointer x, Pointer weight, Pointer scales, Pointer bias, Pointer out, int64_t rows, int64_t width, int64_t features,
-                      bool half, bool quads, int threads, int64_t form) {
+                      bool half, int at_once, int threads, int64_t form) {
     if (rows < 0 || width < 1 || features < 1 || threads < 1) refuse("group_product of such sizes");
     if ((!x && rows) || !weight || !scales || (!out && rows)) refuse("group_product has no memory");
     GroupProduct call;
@@ -775,7 +777,7 @@ int64_t group_product(Pointer x, Pointer weight, Pointer scales, Pointer bias, P
     call.scales = reinterpret_cast<const uint16_t*>(scales);
     call.bias = reinterpret_cast<const float*>(bias), call.out = reinterpret_cast<void*>(out);
     const Kernels& set = kernels();
-    const bool taken = quads && set.group_product_quads && sums_quads();
+    const bool taken = at_once >= 4 && set.group_product_quads && sums_quads();
     nb::gil_scoped_release released;
     return taken ? set.group_product_quads(call) : set.group_product(call);
 }
@@ -827,6 +829,8 @@ NB_MODULE(_native, module) {
     module.def("group_product", &saccade::group_product, "x W^T + b of weights in groups; see native/call.h.");
     module.attr("int8_panel") = kInt8Panel;
     module.attr("int8_block") = kInt8Block;
+    module.def("sums_tiles", [] { return kernels().int8_product_tiles && sums_tiles(); },
+               "Whether int8 products of many rows use AMX.");
     module.def("sums_quads", [] { return kernels().int8_product_quads && sums_quads(); },
                "Whether the set in use sums four products of bytes in one instruction.");
     module.def("step", &saccade::step, "A step of decoding; see native/call.h.");

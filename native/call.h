@@ -418,6 +418,7 @@ struct Kernels {
     void (*few_rows)(const FewRows&);
     int64_t (*int8_product)(const Int8Product&);
     int64_t (*int8_product_quads)(const Int8Product&);  // by AVX512_VNNI: null where the set cannot have it
+    int64_t (*int8_product_tiles)(const Int8Product&);  // by AMX
     int64_t (*step)(const Step&);  // rows of products of bytes that were not finite: then out is of no use
     int64_t (*group_product)(const GroupProduct&);
     int64_t (*group_product_quads)(const GroupProduct&);

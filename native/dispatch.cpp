@@ -6,6 +6,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
@@ -37,7 +41,8 @@ enum class Answer { yes, unreported, unsaved };
 
 struct Processor {
     bool avx2 = false, avx512 = false, avx512_bf16 = false, avx512_vnni = false;
-    bool saves_ymm = false, saves_zmm = false;
+    bool amx_int8 = false;
+    bool saves_ymm = false, saves_zmm = false, saves_tiles = false;
     bool intel = false, amd = false;
     unsigned family = 0;
 };
@@ -56,11 +61,13 @@ Processor ask_processor() {
     __asm__ volatile("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
     found.saves_ymm = (xcr0 & 0x06) == 0x06;
     found.saves_zmm = (xcr0 & 0xe6) == 0xe6;
+    found.saves_tiles = (xcr0 & 0x60000) == 0x60000;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
     const unsigned last = a;
     found.avx2 = found.saves_ymm && avx && fma && f16c && bit(b, 5);
     found.avx512 = found.avx2 && found.saves_zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);  // F DQ BW VL
     found.avx512_vnni = found.avx512 && bit(c, 11);
+    found.amx_int8 = found.avx512_vnni && found.saves_tiles && bit(d, 24) && bit(d, 25);
     if (last >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) found.avx512_bf16 = found.avx512 && bit(a, 5);
     return found;
 }
@@ -77,6 +84,16 @@ bool pays(const std::string& set) { return set != "avx512_bf16" || !known().inte
 bool wide_amd() { return known().amd && known().family >= 26 && known().avx512; }
 bool vnni() { return known().avx512_vnni; }
 
+// Linux gives a process the registers' memory when it asks (Documentation/arch/x86/xstate.rst); PyTorch's oneDNN asks, too.
+bool permitted_tiles() {
+#if defined(__linux__)
+    constexpr int request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return known().amx_int8 && syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+    return false;
+#endif
+}
+
 Answer ask(const std::string& set) {
     const Processor& processor = known();
     if (set == "baseline") return Answer::yes;
@@ -90,6 +107,7 @@ Answer ask(const std::string& set) {
 bool pays(const std::string&) { return true; }
 bool wide_amd() { return false; }
 bool vnni() { return false; }
+bool permitted_tiles() { return false; }
 
 // NEON belongs to every 64-bit ARM processor. Other architectures: only `baseline` is compiled (untested).
 Answer ask(const std::string& set) {
@@ -173,6 +191,11 @@ const Kernels& kernels() {
 bool mkl_at_half() { return wide_amd(); }
 
 bool sums_quads() { return vnni(); }
+
+bool sums_tiles() {
+    static const bool there = permitted_tiles();
+    return there;
+}
 
 void use(const std::string& name) { active.store(named("use()", name), std::memory_order_release); }
 

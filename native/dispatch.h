@@ -26,6 +26,9 @@ void use(const std::string& name);
 // Whether the processor has AVX512_VNNI, sums of four products of bytes.
 bool sums_quads();
 
+// Whether the processor has AMX-INT8, and Linux lets this process use its registers. The first call asks for them.
+bool sums_tiles();
+
 // Whether the processor multiplies 512 bits at once and is not Intel's, so that MKL, which takes AVX2 there, leaves half of its
 // multipliers idle: AMD's from family 26 (Zen 5) on.
 bool mkl_at_half();

@@ -11,12 +11,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cfloat>
+#include <type_traits>
 
 #include "activations.h"
 #include "call.h"
 #include "norm.h"
 #include "parallel.h"
 #include "simd.h"
+#if defined(__AMX_INT8__)
+#include "int8_tiles.h"
+#endif
 
 namespace saccade {
 namespace SACCADE_SET {
@@ -24,9 +28,10 @@ namespace SACCADE_SET {
 // Of a task: their bytes stay in the second-level cache, and what all of them read and write of two blocks of a panel in the first.
 constexpr int64_t kInt8RowsAtOnce = 72;
 
-// How four terms are taken at once. `Quads`: by one instruction, bytes as they are. `Halves`: even and odd terms as 16 bits.
+// How terms are taken at once. `Quads`: four by one instruction, bytes as they are. `Halves`: even and odd terms as 16 bits.
+// `Tiles`: 64 by one instruction.
 struct Halves {
-    static constexpr int rows = registers == 32 ? 4 : 3, vectors = registers == 32 ? 4 : 2, bytes = 2;
+    static constexpr int at_once = 1, rows = registers == 32 ? 4 : 3, vectors = registers == 32 ? 4 : 2, bytes = 2;
     typedef vs Line[2];
     typedef vs Spread[2];
     static SACCADE_INLINE void line(const int8_t* w, Line& to) {
@@ -51,7 +56,7 @@ struct Halves {
 
 #if defined(__AVX512F__)
 struct Quads {
-    static constexpr int rows = 6, vectors = 4, bytes = 1;
+    static constexpr int at_once = 1, rows = 6, vectors = 4, bytes = 1;
     typedef vi Line[1];
     typedef vi Spread[1];
     static SACCADE_INLINE void line(const int8_t* w, Line& to) { to[0] = (vi)load(reinterpret_cast<const uint32_t*>(w)); }
@@ -61,6 +66,13 @@ struct Quads {
         to[0] = (vi)splat_u(four);
     }
     static SACCADE_INLINE vi add(vi sum, const Spread& x, const Line& w) { return quad_sums(sum, x[0], w[0]); }
+};
+#endif
+
+#if defined(__AMX_INT8__)
+struct NoRegisters {};
+struct Tiles {
+    static constexpr int at_once = kTileRows, rows = 2 * kTileRows, vectors = 2, bytes = 1;
 };
 #endif
 
@@ -140,6 +152,16 @@ template <class D, class T> bool row_as_bytes(const T* x, int64_t width, const B
     return spoil_row<D>(rows, row, (width + kInt8Block - 1) / kInt8Block, nothing);
 }
 
+// The sums of one block as floats, added to `to`, or put there by the first block.
+template <int M> SACCADE_INLINE void int8_scaled(const vi (&sum)[M], const ByteBlock& of, const float* scales, float* to, bool first) {
+    const vf scale = splat(of.scale), zero = splat(of.zero);
+#pragma GCC unroll 4
+    for (int n = 0; n < M; n++) {  // whole numbers below 2^24 up to the product with the scales
+        const vf shifted = fused(-zero, load(scales + kInt8Panel + n * lanes), __builtin_convertvector(sum[n], vf));
+        store(to + n * lanes, fused(shifted, scale * load(scales + n * lanes), first ? vf{} : load(to + n * lanes)));
+    }
+}
+
 // R rows with M vectors of a panel, the terms of one block: added to `out`, rows of kInt8Panel numbers, or put there by the first block.
 template <class D, int R, int M>
 void int8_tile(const ByteRows& of, int64_t row, int64_t block, const int8_t* w, int64_t terms, const float* scales, float* out, bool ahead) {
@@ -161,15 +183,7 @@ void int8_tile(const ByteRows& of, int64_t row, int64_t block, const int8_t* w, 
     }
     const ByteBlock* const blocks = of.blocks + of.place(block, row);
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-        float* const to = out + (row + r) * kInt8Panel;
-        const vf scale = splat(blocks[r].scale), zero = splat(blocks[r].zero);
-#pragma GCC unroll 4
-        for (int n = 0; n < M; n++) {  // whole numbers below 2^24 up to the product with the scales
-            const vf shifted = fused(-zero, load(scales + kInt8Panel + n * lanes), __builtin_convertvector(sum[r][n], vf));
-            store(to + n * lanes, fused(shifted, scale * load(scales + n * lanes), block ? load(to + n * lanes) : vf{}));
-        }
-    }
+    for (int r = 0; r < R; r++) int8_scaled<M>(sum[r], blocks[r], scales, out + (row + r) * kInt8Panel, block == 0);
 }
 
 // `then(row, size)` after each tile.
@@ -198,16 +212,47 @@ SACCADE_INLINE void int8_tiles(const ByteRows& of, int64_t rows, int64_t block, 
     }
 }
 
+#if defined(__AMX_INT8__)
+// `int8_tiles` of whole tiles of 16 rows, and by quads of the others. `terms` is a multiple of 64.
+template <class D, int M, class Then>
+SACCADE_INLINE void int8_tiles_at_once(const ByteRows& of, int64_t rows, int64_t block, const int8_t* w, int64_t terms, const float* scales, float* out, const Then& then) {
+    static_assert(M * lanes == 2 * kTileRows && D::rows == 2 * kTileRows);
+    alignas(64) int32_t sums[D::rows][M * lanes];
+    const int64_t whole = rows / kTileRows * kTileRows;
+    for (int64_t row = 0, size; row < whole; row += size) {
+        size = std::min<int64_t>(D::rows, whole - row);
+        const uint8_t* const x = of.bytes + of.place(block, row) * kInt8Block;
+        size == D::rows ? tile_sums<2>(x, w, terms, sums[0]) : tile_sums<1>(x, w, terms, sums[0]);
+        for (int64_t r = 0; r < size; r++) {
+            const vi sum[M] = {(vi)load(reinterpret_cast<const uint32_t*>(sums[r])), (vi)load(reinterpret_cast<const uint32_t*>(sums[r] + lanes))};
+            int8_scaled<M>(sum, of.blocks[of.place(block, row + r)], scales, out + (row + r) * kInt8Panel, block == 0);
+        }
+        then(row, size);
+    }
+    if (whole < rows)
+        int8_tiles<Quads, M>(of.from(whole, 1), rows - whole, block, w, terms, scales, out + whole * kInt8Panel,
+                             [&](int64_t row, int64_t size) SACCADE_LAMBDA { then(whole + row, size); });
+}
+#endif
+
 // Panel p times rows to `out`, rows of kInt8Panel numbers. A block of the panel, 8 KiB, stays in the first-level cache for all rows.
 // `finish(row, size, n)` when `size` rows of the features from n on are complete.
 template <class D, class Finish> void int8_panel(const Int8Product& call, const ByteRows& of, int64_t rows, int64_t p, float* out, const Finish& finish) {
     const int64_t padded = (call.width + 3) / 4 * 4, blocks = (call.width + kInt8Block - 1) / kInt8Block;
+#if defined(__AMX_INT8__)
+    const std::conditional_t<D::at_once == 1, NoRegisters, TileRegisters> registers;
+#endif
     for (int64_t block = 0; block < blocks; block++)
         for (int n = 0; n < kInt8Panel; n += D::vectors * lanes) {
-            const int64_t k = block * kInt8Block;
-            int8_tiles<D, D::vectors>(of, rows, block, call.weight + (p * padded + k) * kInt8Panel + 4 * n, std::min<int64_t>(kInt8Block, call.width - k),
-                                      call.scales + (p * blocks + block) * 2 * kInt8Panel + n, out + n,
-                                      [&](int64_t row, int64_t size) SACCADE_LAMBDA { if (block == blocks - 1) finish(row, size, n); });
+            const int64_t k = block * kInt8Block, terms = std::min<int64_t>(kInt8Block, call.width - k);
+            const int8_t* const w = call.weight + (p * padded + k) * kInt8Panel + 4 * n;
+            const float* const scales = call.scales + (p * blocks + block) * 2 * kInt8Panel + n;
+            const auto then = [&](int64_t row, int64_t size) SACCADE_LAMBDA { if (block == blocks - 1) finish(row, size, n); };
+#if defined(__AMX_INT8__)
+            if constexpr (D::at_once > 1) int8_tiles_at_once<D, D::vectors>(of, rows, block, w, terms, scales, out + n, then);
+            else
+#endif
+                int8_tiles<D, D::vectors>(of, rows, block, w, terms, scales, out + n, then);
         }
 }
 
@@ -294,7 +339,7 @@ template <class D, class T> int64_t int8_through(const Int8Product& call, const 
 // Tasks are blocks of rows that stay in the second-level cache with their bytes. Where there are too few rows for that, bytes are
 // made first, up to 16 MiB, and tasks are blocks of rows times groups of panels, as many as keep all threads busy to the end.
 template <class D, class T> int64_t int8_rows(const Int8Product& call) {
-    static_assert(D::rows <= 6 && kInt8Panel / lanes % D::vectors == 0 && kInt8Block % kInt8Panel == 0);
+    static_assert(kInt8Panel / lanes % D::vectors == 0 && kInt8Block % kInt8Panel == 0);
     const int64_t panels = (call.features + kInt8Panel - 1) / kInt8Panel, fitting = kInt8RowsAtOnce;
     std::atomic<int64_t> odd{0};
     const auto as_bytes = [&](int64_t row, const ByteRows& to, int64_t at) {
@@ -344,6 +389,12 @@ template <class D> int64_t int8_in(const Int8Product& call) {
 inline int64_t int8_product(const Int8Product& call) { return int8_in<Halves>(call); }
 #if defined(__AVX512F__)
 inline int64_t int8_product_quads(const Int8Product& call) { return int8_in<Quads>(call); }
+#endif
+#if defined(__AMX_INT8__)
+inline int64_t int8_product_tiles(const Int8Product& call) {
+    const bool whole = call.width % kTileTerms == 0 && (!call.next || call.next->width % kTileTerms == 0);
+    return whole && call.rows >= kTileRows ? int8_in<Tiles>(call) : int8_in<Quads>(call);
+}
 #endif
 
 }  // namespace SACCADE_SET

@@ -50,6 +50,9 @@ constexpr Kernels table(const char* name) {
     kernels.int8_product_quads = int8_product_quads;
     kernels.group_product_quads = group_product_quads;
 #endif
+#if defined(__AMX_INT8__)
+    kernels.int8_product_tiles = int8_product_tiles;
+#endif
     kernels.step = step;
     kernels.exp2 = exp2_all;
     kernels.peak_f32 = peak_f32;

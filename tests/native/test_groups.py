@@ -69,10 +69,10 @@ def whole(shape):
 
 
 @pytest.mark.usefixtures("every_other_set")
-@pytest.mark.parametrize("quads", [True, False])
+@pytest.mark.parametrize("at_once", [64, 2])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", SIZES)
-def test_sums_are_those_of_whole_numbers(size, form, quads):
+def test_sums_are_those_of_whole_numbers(size, form, at_once):
     """Groups of rows that hold 127 are their own bytes, and sums of the others, which are small, stay below 2^24, so
     nothing is rounded: halves in the wrong order, a group that is left out or reads the scale of another shows."""
     rows, width, features = size
@@ -82,7 +82,7 @@ def test_sums_are_those_of_whole_numbers(size, form, quads):
     x = torch.randint(-1, 2, (rows, width))
     x[:, :: FORMS[form].group] = 127
     for _ in each_set():
-        assert torch.equal(packed.multiply(x.float(), None, quads), (x.double() @ weight.T).float())
+        assert torch.equal(packed.multiply(x.float(), None, at_once), (x.double() @ weight.T).float())
 
 
 @pytest.mark.usefixtures("every_other_set")
@@ -106,7 +106,7 @@ def test_rows_are_rounded_by_at_most_half_a_step(size, form, dtype):
         got = packed.multiply(x, bias)
         assert got.dtype == dtype
         assert ((got.double() - exact).abs() <= bound).all()
-        assert torch.equal(got, packed.multiply(x, bias, quads=False))
+        assert torch.equal(got, packed.multiply(x, bias, at_once=2))
 
 
 def test_columns_in_another_order_and_layers_of_the_same_x_as_one():

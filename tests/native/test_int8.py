@@ -15,7 +15,18 @@ from native.fuzzing import each_set
 from saccade.operator._backends.native import _kernels
 from saccade.operator._int8 import BLOCK, FUNCTIONS, Norm, int8_weight, multiply_int8, rounded_product
 
-SIZES = [(1, 2, 1), (3, 7, 65), (13, 127, 61), (5, 131, 67), (8, 389, 193), (37, 1537, 71), (301, 257, 131)]
+SIZES = [
+    (1, 2, 1),
+    (3, 7, 65),
+    (13, 127, 61),
+    (5, 131, 67),
+    (8, 389, 193),
+    (37, 1537, 71),
+    (53, 320, 131),
+    (301, 257, 131),
+]
+
+AT_ONCE = (64, 4, 2)  # by AMX, where the width is a multiple of 64; by AVX512_VNNI; by pairs
 
 
 def blocks_of(x):
@@ -24,9 +35,9 @@ def blocks_of(x):
 
 
 @pytest.mark.usefixtures("every_other_set")
-@pytest.mark.parametrize("quads", [True, False])
+@pytest.mark.parametrize("at_once", AT_ONCE)
 @pytest.mark.parametrize("size", SIZES)
-def test_sums_are_those_of_whole_numbers(size, quads):
+def test_sums_are_those_of_whole_numbers(size, at_once):
     """Rows that hold 0 and 255 in each block are their own bytes, rows of W with 127 their own integers, so nothing is
     rounded: a product that saturates in 16 bits, a block that is left out or a zero that is not subtracted shows."""
     rows, width, features = size
@@ -44,12 +55,12 @@ def test_sums_are_those_of_whole_numbers(size, quads):
     assert torch.equal(packed.integers(), weight.to(torch.int8))
     assert torch.equal(packed.dense(), weight.float())
     for _ in each_set():
-        assert torch.equal(multiply_int8(x.float(), packed, None, quads), (x @ weight.T).float())
+        assert torch.equal(multiply_int8(x.float(), packed, None, at_once), (x @ weight.T).float())
 
 
 @pytest.mark.usefixtures("every_other_set")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", SIZES[2:5])
+@pytest.mark.parametrize("size", [SIZES[n] for n in (2, 3, 4, 6)])
 def test_rounding_stays_within_half_a_step(size, dtype):
     """|x - q| <= step / 2 of each block, and half a step for the zero; W's own rounding is that of `dense`."""
     rows, width, features = size
@@ -72,7 +83,7 @@ def test_rounding_stays_within_half_a_step(size, dtype):
         got = multiply_int8(x, packed, bias)
         assert got.dtype == dtype
         assert ((got.double() - exact).abs() <= bound).all()
-        assert torch.equal(got, multiply_int8(x, packed, bias, quads=False))
+        assert all(got.equal(multiply_int8(x, packed, bias, at_once)) for at_once in AT_ONCE)
 
 
 @pytest.mark.usefixtures("every_other_set")
@@ -110,10 +121,10 @@ def test_two_products_in_one_pass_have_the_bits_of_one_after_the_other(size):
         if spoilt:
             x[1, 2], x[3, 5], x[5] = torch.nan, -torch.inf, 3e38
         for _ in each_set():
-            for quads in (True, False):
-                hidden = multiply_int8(x, up, bias, quads, activation="gelu")
-                wanted = multiply_int8(hidden, down, after, quads, added=added)
-                got = multiply_int8(x, up, bias, quads, activation="gelu", added=added, then=(down, after))
+            for at_once in AT_ONCE:
+                hidden = multiply_int8(x, up, bias, at_once, activation="gelu")
+                wanted = multiply_int8(hidden, down, after, at_once, added=added)
+                got = multiply_int8(x, up, bias, at_once, activation="gelu", added=added, then=(down, after))
                 assert torch.equal(got.nan_to_num(7.0), wanted.nan_to_num(7.0))
 
 
@@ -156,6 +167,8 @@ def test_gradients_reach_inputs_and_biases_and_never_the_weight():
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="Linux names what a processor has")
-def test_the_instruction_for_four_products_is_taken_where_it_is(use):
+def test_instructions_for_products_of_bytes_are_taken_where_they_are(use):
     use("auto")
-    assert _kernels.module.sums_quads() == ("avx512_vnni" in Path("/proc/cpuinfo").read_text())
+    flags = Path("/proc/cpuinfo").read_text()
+    assert _kernels.module.sums_quads() == ("avx512_vnni" in flags)
+    assert _kernels.module.sums_tiles() == ("amx_int8" in flags)

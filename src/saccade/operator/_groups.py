@@ -133,11 +133,11 @@ class GroupedWeight(NamedTuple):
     def _ordered(self, weight: Tensor) -> Tensor:
         return weight if self.order is None else torch.empty_like(weight).index_copy_(1, self.order, weight)
 
-    def multiply(self, x: Tensor, bias: Tensor | None, quads: bool = True) -> Tensor:
+    def multiply(self, x: Tensor, bias: Tensor | None, at_once: int = 64) -> Tensor:
         """x (..., E), float32 or bfloat16, to x W^T + b (..., F) of its dtype, as `multiply_rounded`."""
         if self.order is not None:
-            return self._replace(order=None).multiply(x.index_select(-1, self.order), bias, quads)
-        return multiply_rounded(_kernels.module.group_product, x, self, bias, quads, self.form.code)
+            return self._replace(order=None).multiply(x.index_select(-1, self.order), bias, at_once)
+        return multiply_rounded(_kernels.module.group_product, x, self, bias, at_once, self.form.code)
 
 
 def _by_panels(part: Tensor) -> Tensor:

@@ -150,7 +150,7 @@ def multiply_int8(
     x: Tensor,
     weight: Int8Weight,
     bias: Tensor | None,
-    quads: bool = True,
+    at_once: int = 64,
     *,
     activation: str | None = None,
     added: Tensor | None = None,
@@ -171,7 +171,7 @@ def multiply_int8(
     number = 0 if activation is None else 1 + list(FUNCTIONS).index(activation)
     after = () if norm is None else tuple(0 if x is None else x.data_ptr() for x in norm[:2])
     further = number, 0 if y is None else y.data_ptr(), second, after, 0.0 if norm is None else norm.eps
-    rows, out, odd = _launch(_kernels.module.int8_product, x, weight, bias, quads, last.features, *further)
+    rows, out, odd = _launch(_kernels.module.int8_product, x, weight, bias, at_once, last.features, *further)
     if odd and then is not None:
         which = out.isnan().all(1)  # with more of them nothing is lost
         out[which] = multiply_int8(multiply_int8(rows[which], weight, bias, activation=activation), *then)
@@ -187,7 +187,7 @@ def multiply_int8(
 
 
 def multiply_rounded(
-    kernel: Callable[..., int], x: Tensor, weight: PackedWeight, bias: Tensor | None, quads: bool, *form: int
+    kernel: Callable[..., int], x: Tensor, weight: PackedWeight, bias: Tensor | None, at_once: int, *form: int
 ) -> Tensor:
     """x (..., E), float32 or bfloat16, to (..., F) of its dtype, by a kernel that takes rows as bytes.
 
@@ -195,10 +195,11 @@ def multiply_rounded(
     stand for.
 
     Args:
-        quads: False leaves out the processor's instruction for sums of four products. The bits are the same.
+        at_once: products that an instruction may add, of those that the processor has: 64 (AMX), 4 (AVX512_VNNI) or 2.
+            The bits are the same.
         form: what else the kernel takes.
     """
-    rows, out, odd = _launch(kernel, x, weight, bias, quads, weight.features, *form)
+    rows, out, odd = _launch(kernel, x, weight, bias, at_once, weight.features, *form)
     if odd:
         which = ~rows.isfinite().all(1)
         out[which] = F.linear(rows[which].float(), weight.dense(), _floats(bias)).to(out.dtype)
@@ -210,7 +211,7 @@ def _launch(
     x: Tensor,
     weight: PackedWeight,
     bias: Tensor | None,
-    quads: bool,
+    at_once: int,
     features: int,
     *further: Any,
 ) -> tuple[Tensor, Tensor, int]:
@@ -218,7 +219,7 @@ def _launch(
     rows, bias = x.contiguous().view(-1, weight.width), _floats(bias)
     out = rows.new_empty(len(rows), features)
     sizes = len(rows), weight.width, weight.features
-    given = rows.data_ptr(), *_addresses(weight, bias), out.data_ptr(), *sizes, x.dtype == torch.bfloat16, quads
+    given = rows.data_ptr(), *_addresses(weight, bias), out.data_ptr(), *sizes, x.dtype == torch.bfloat16, at_once
     return rows, out, kernel(*given, torch.get_num_threads(), *further)
 
 

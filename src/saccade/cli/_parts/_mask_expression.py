@@ -61,7 +61,7 @@ def quantity(text: str, unit: str, name: str, example: str) -> float:
     except ValueError:
         value = 0.0
     if value <= 0:
-        raise ValueError(f"{name}: expected a number and {unit}, such as {example}, got {text!r}")
+        raise ValueError(f"{name}: expected a number above 0 and {unit}, such as {example}, got {text!r}")
     return value
 
 
