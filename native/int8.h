@@ -222,6 +222,9 @@ SACCADE_INLINE void int8_tiles_at_once(const ByteRows& of, int64_t rows, int64_t
     for (int64_t row = 0, size; row < whole; row += size) {
         size = std::min<int64_t>(D::rows, whole - row);
         const uint8_t* const x = of.bytes + of.place(block, row) * kInt8Block;
+        // The panel's next block, a part beside each tile.
+        for (int64_t k = row * (kInt8Block / 4) / whole; k < (row + size) * (kInt8Block / 4) / whole; k++)
+            for (int at = 0; at < 4 * M * lanes; at += 64) __builtin_prefetch(w + 4 * kInt8Panel * (kInt8Block / 4 + k) + at, 0, 3);
         size == D::rows ? tile_sums<2>(x, w, terms, sums[0]) : tile_sums<1>(x, w, terms, sums[0]);
         for (int64_t r = 0; r < size; r++) {
             const vi sum[M] = {(vi)load(reinterpret_cast<const uint32_t*>(sums[r])), (vi)load(reinterpret_cast<const uint32_t*>(sums[r] + lanes))};

@@ -334,10 +334,10 @@ void check_few_rows(const Case& c, uint64_t seed) {
 }
 
 // Products of bytes, with one thread and several.
-template <class Run> void check_bytes(const Case& c, uint64_t seed, const char* name, bool quads) {
+template <class Run, class Product> void check_bytes(const Case& c, uint64_t seed, const char* name, Product product) {
     const auto compute = [&](int threads) {
         Random random(seed);
-        return Run(random, threads, quads);
+        return Run(random, threads, product);
     };
     const Run run = compute(c.problem.threads), alone = compute(1);
     Judge judge(c, seed, name);
@@ -451,11 +451,12 @@ void check(uint64_t seed) {
     if (set.pooled && p.batch && p.length_q && p.length_k) check_pooled(c, seed);
     if (set.weight_tile && p.batch && p.length_q && p.length_k) check_weight_tile(c, seed);
     if (set.few_rows) check_few_rows(c, seed);
-    if (set.int8_product) check_bytes<Int8Run>(c, seed, "int8", false);
-    if (set.int8_product_quads && sums_quads()) check_bytes<Int8Run>(c, seed, "int8 by quads", true);
+    if (set.int8_product) check_bytes<Int8Run>(c, seed, "int8", set.int8_product);
+    if (set.int8_product_quads && sums_quads()) check_bytes<Int8Run>(c, seed, "int8 by quads", set.int8_product_quads);
+    if (set.int8_product_tiles && sums_tiles()) check_bytes<Int8Run>(c, seed, "int8 by tiles", set.int8_product_tiles);
     if (set.step) check_step(c, seed);
-    if (set.group_product) check_bytes<GroupRun>(c, seed, "groups", false);
-    if (set.group_product_quads && sums_quads()) check_bytes<GroupRun>(c, seed, "groups by quads", true);
+    if (set.group_product) check_bytes<GroupRun>(c, seed, "groups", set.group_product);
+    if (set.group_product_quads && sums_quads()) check_bytes<GroupRun>(c, seed, "groups by quads", set.group_product_quads);
     if (set.exp2) check_exp2(seed);
     check_digest(seed);
     if (set.linear_step && set.head_ranges) check_heads(seed);

@@ -14,7 +14,7 @@ struct GroupRun {
     std::vector<uint8_t> packed;
     std::vector<int> weight;  // (F, E)
 
-    GroupRun(Random& random, int threads, bool quads) {
+    GroupRun(Random& random, int threads, int64_t (*product)(const GroupProduct&)) {
         call.rows = draw(random, 1, 40), call.width = draw(random, 1, 300), call.features = draw(random, 1, 200), call.threads = threads;
         const bool int4 = chance(random, 0.2);
         const int bits = int4 || chance(random, 0.5) ? 4 : 8, group = bits == 8 && chance(random, 0.5) ? 16 : 32;
@@ -55,7 +55,7 @@ struct GroupRun {
         }
         out.assign(call.rows * call.features, float(kNan));
         call.x = x.data(), call.weight = packed.data(), call.scales = scales.data(), call.out = out.data();
-        (quads ? kernels().group_product_quads : kernels().group_product)(call);
+        product(call);
     }
 };
 

@@ -41,8 +41,12 @@ struct Int8Run {
     std::vector<float> x, added, out, second, both, normed, gain, shift;
     Int8Matrix matrix, next;
 
-    Int8Run(Random& random, int threads, bool quads)
-        : width(draw(random, 2, 400)), matrix(random, draw(random, 1, 200), width + (width % kInt8Block == 1)), next(random, draw(random, 1, 200), matrix.features) {
+    static int64_t size(Random& random, int64_t least, int64_t most) {  // often whole tiles
+        return chance(random, 0.5) ? draw(random, least, most) : draw(random, 1, most / 64) * 64;
+    }
+
+    Int8Run(Random& random, int threads, int64_t (*product)(const Int8Product&))
+        : width(size(random, 2, 400)), matrix(random, size(random, 1, 200), width + (width % kInt8Block == 1)), next(random, draw(random, 1, 200), matrix.features) {
         width = matrix.width;
         call.rows = draw(random, 1, 40) * (chance(random, 0.2) ? 7 : 1), call.threads = threads;
         for (int64_t n = 0; n < call.rows * width; n++) {
@@ -52,7 +56,6 @@ struct Int8Run {
         if (chance(random, 0.5)) call.activation = Activation::relu;
         const bool adds = chance(random, 0.5);
         for (int64_t n = 0; adds && n < call.rows * next.features; n++) added.push_back(draw(random, -9, 9));
-        const auto product = quads ? kernels().int8_product_quads : kernels().int8_product;
         out.assign(call.rows * matrix.features, float(kNan)), second.assign(call.rows * next.features, float(kNan)), both = second;
         matrix.give(call), call.x = x.data(), call.out = out.data();
         product(call);

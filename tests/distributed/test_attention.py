@@ -146,7 +146,7 @@ def test_values_and_gradients_of_the_definition(ranks, layout, keys):
     """Against the contract's own formula in float64, where the test above might share a fault with one process. The
     first rows see nothing."""
     mask = (Causal() & Documents([0] * 50 + [1] * 81, *([] if keys is None else [[0] * 40 + [1] * 61]))).at(-2)
-    scoring = {"bias": "placed ALiBi", "sink": True, "options": {"softcap": 2.0}}
+    scoring = {"bias": "placed ALiBi", "sink": True, "options": {"softcap": 2.0, "dropout": Dropout(0.3, seed=5)}}
     case = Case(131, mask, layout, heads=(6, 2), keys=keys, **scoring)  # ranks share key heads
     got, wanted = together(ranks(3).run(attend, case)), expected(case, backend="reference")
     for name, value in wanted.items():
