@@ -211,12 +211,14 @@ def encoded_on_shards(rank, make, kind, more, padded, layout, *args):
 
 
 def counted():
-    """A model that counts positions from a padding token, and inputs that it does not count by their ids."""
+    """A model that counts positions from a padding token, and inputs: with positions, without ids, with padding that
+    no mask hides."""
     model, given = encoder("roberta", {}, "").base_model, encoded(False)[0]
     starts = torch.tensor([DOCUMENTS.index(document) for document in DOCUMENTS])
     packed = (torch.arange(LENGTH) - starts + PADDING + 1).expand(2, LENGTH)
     embedded = {"inputs_embeds": model.embeddings.word_embeddings(given["input_ids"]).detach()}
-    return model, ({"input_ids": given["input_ids"], "position_ids": packed}, embedded)
+    padded = {"input_ids": encoded(True)[0]["input_ids"]}
+    return model, ({"input_ids": given["input_ids"], "position_ids": packed}, embedded, padded)
 
 
 def counted_whole():
@@ -454,6 +456,14 @@ def own_encoder_refused(rank, folder, changes):
             model(**{**distributed.shard(given, plan, shift_labels=False), **changes})
     except (TypeError, ValueError) as error:
         return str(error)
+
+
+def own_pooled(rank, folder):
+    """Whether an encoder of Saccade pools a vector in one process, and on shards."""
+    model, plan, given = models.load(folder), distributed.plan(None, LENGTH), {"input_ids": batch(False)["input_ids"]}
+    before = model(**given).pooler_output
+    with distributed.context_parallel(model, plan):
+        return before is not None, model(**distributed.shard(given, plan)).pooler_output is not None
 
 
 def untouched(rank, make, kind):

@@ -17,6 +17,7 @@ from shared_models import (
     own,
     own_encoder,
     own_encoder_refused,
+    own_pooled,
     own_refused,
     own_whole,
     pooled_on_shards,
@@ -113,6 +114,11 @@ def test_encoders_of_saccade_are_those_of_one_process(ranks, tmp_path, size, kin
 def test_positions_of_an_encoder_are_those_given_or_its_own(ranks):
     for outputs in ranks(2).run(counted_on_shards):
         torch.testing.assert_close(outputs, counted_whole(), rtol=1e-5, atol=1e-5)
+
+
+def test_encoders_of_saccade_pool_no_vector_of_a_ranks_first_row(ranks, tmp_path):
+    encoder("bert", {}, "").save_pretrained(tmp_path)
+    assert ranks(2).run(own_pooled, str(tmp_path)) == [(True, False)] * 2
 
 
 def test_a_head_that_pools_works_on_the_rows_of_all_ranks(ranks):
