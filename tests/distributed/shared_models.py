@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import saccade
-from saccade import Causal, Documents, Window, attention, distributed, models, nn, positions, variants
+from saccade import Causal, Documents, Padding, Window, attention, distributed, models, nn, positions, variants
 from saccade.models import LanguageModel
 
-LENGTH, VOCABULARY = 61, 29
+LENGTH, VOCABULARY, PADDING = 61, 29, 1
 DOCUMENTS = [0] * 17 + [1] * 23 + [2] * 21
 SMALL = {
     "vocab_size": VOCABULARY,
@@ -74,7 +74,7 @@ def batch(packed):
 
 def answer(model, output):
     output.loss.backward()
-    grads = {name: x.grad for name, x in model.named_parameters()}
+    grads = {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
     return {"logits": output.logits.detach(), "loss": output.loss.detach()}, grads
 
 
@@ -151,6 +151,105 @@ def on_shards(rank, kind, layout, packed, more, make=decoder, autocast=False):
         output = model(**distributed.shard(batch(packed), plan))
     values, grads = answer(model, output)
     return {**values, "logits": plan.unshard(values["logits"], 1)}, grads
+
+
+def encoder(kind, more, head="ForMaskedLM"):
+    """A small encoder of transformers. Its weights are large, so that attention is far from a mean."""
+    torch.manual_seed(3)
+    names = {"hidden_size": "dim", "intermediate_size": "hidden_dim", "num_hidden_layers": "n_layers"}
+    names = {**names, "num_attention_heads": "n_heads"} if kind == "distilbert" else {}
+    sizes = {**SMALL, "max_position_embeddings": 80, "type_vocab_size": 2, "num_labels": 5, "initializer_range": 0.2}
+    sizes |= {**{f"{name}_token_id": 0 for name in ("bos", "eos", "cls", "sep")}, "pad_token_id": PADDING}
+    sizes |= {"languages": ["en_XX"], "default_language": "en_XX"} if kind == "xmod" else {}
+    config = transformers.AutoConfig.for_model(kind, **{names.get(name, name): x for name, x in sizes.items()}, **more)
+    return getattr(transformers, f"AutoModel{head}").from_config(config).eval()
+
+
+def own_encoder(folder, more, head="masked-lm"):
+    return models.load(folder, head=head).eval()
+
+
+def encoded(padded, types=True):
+    """A batch with labels of some rows; the second item is padded on both sides."""
+    draw = torch.Generator().manual_seed(5)
+    ids = torch.randint(PADDING + 1, VOCABULARY, (2, LENGTH), generator=draw)
+    real = torch.ones(2, LENGTH, dtype=torch.bool)
+    if padded:
+        real[1, :5], real[1, 43:] = False, False
+    hidden = ~real | (torch.rand(2, LENGTH, generator=draw) < 0.7)
+    labels = torch.randint(0, 5, (2, LENGTH), generator=draw).masked_fill(hidden, -100)
+    made = {"input_ids": ids.masked_fill(~real, PADDING), "labels": labels}
+    if types:
+        made["token_type_ids"] = ids % 2
+    return made, real
+
+
+def encoded_for(model, padded):
+    given, real = encoded(padded, any("type" in name for name, _ in model.named_parameters()))
+    if getattr(model, "places", None) is not None and not hasattr(model, "padding") and not hasattr(model, "pad"):
+        # Saccade's BERT counts from the first real token.
+        given["position_ids"] = (torch.arange(LENGTH) - real.int().argmax(1)[:, None]).clamp(min=0)
+    return given, real
+
+
+def encoded_whole(make, kind, more, padded, *args):
+    model = make(kind, more, *args)
+    given, real = encoded_for(model, padded)
+    values, grads = answer(model, model(**given, attention_mask=real.long() if padded else None))
+    return {**values, "logits": values["logits"][real]}, grads
+
+
+def encoded_on_shards(rank, make, kind, more, padded, layout, *args):
+    """As `encoded_whole`, with this rank's share of loss and gradients."""
+    model = make(kind, more, *args)
+    given, real = encoded_for(model, padded)
+    plan = distributed.plan(Padding(real) if padded else None, LENGTH, layout=layout)
+    with distributed.context_parallel(model, plan):
+        output = model(**distributed.shard(given, plan, shift_labels=False))
+    values, grads = answer(model, output)
+    return {**values, "logits": plan.unshard(values["logits"], 1)[real]}, grads
+
+
+def counted():
+    """A model that counts positions from a padding token, and inputs: with positions, without ids, with padding that
+    no mask hides."""
+    model, given = encoder("roberta", {}, "").base_model, encoded(False)[0]
+    starts = torch.tensor([DOCUMENTS.index(document) for document in DOCUMENTS])
+    packed = (torch.arange(LENGTH) - starts + PADDING + 1).expand(2, LENGTH)
+    embedded = {"inputs_embeds": model.embeddings.word_embeddings(given["input_ids"]).detach()}
+    padded = {"input_ids": encoded(True)[0]["input_ids"]}
+    return model, ({"input_ids": given["input_ids"], "position_ids": packed}, embedded, padded)
+
+
+def counted_whole():
+    model, inputs = counted()
+    return [model(**given).last_hidden_state.detach() for given in inputs]
+
+
+def counted_on_shards(rank):
+    model, inputs = counted()
+    plan = distributed.plan(None, LENGTH)
+    with torch.no_grad(), distributed.context_parallel(model, plan):
+        outputs = [model(**distributed.shard(given, plan, shift_labels=False)) for given in inputs]
+    return [plan.unshard(output.last_hidden_state, 1) for output in outputs]
+
+
+def pooled_whole():
+    model, given = encoder("bert", {}, "ForSequenceClassification"), encoded(False)[0]
+    output = model(**{**given, "labels": torch.tensor([4, 2])})
+    return answer(model, output)
+
+
+def pooled_on_shards(rank):
+    """As `pooled_whole`: the head is called in each process, on the rows of all."""
+    model, given = encoder("bert", {}, "ForSequenceClassification"), encoded(False)[0]
+    plan, labels = distributed.plan(None, LENGTH), given.pop("labels")
+    with distributed.context_parallel(model.bert, plan):
+        output = model.bert(**distributed.shard(given, plan))
+    logits = model.classifier(model.bert.pooler(plan.unshard(output.last_hidden_state, 1)))
+    loss = F.cross_entropy(logits, torch.tensor([4, 2])) / plan.ranks
+    assert labels.shape == (2, LENGTH) and output.pooler_output is None and len(output.to_tuple()) == 1
+    return answer(model, models.output.ModelOutput(logits=logits, loss=loss))
 
 
 def checkpointed(rank, way):
@@ -267,19 +366,32 @@ def refused(rank, fault):
         kind, more = "gpt2", {"reorder_and_upcast_attn": True, "attn_implementation": "eager"}
     elif fault == "unknown mask":
         kind, more = "gemma3_text", {"use_bidirectional_attention": True, "head_dim": 4}
-    model, plan = decoder(kind, more), distributed.plan(Causal(), LENGTH)
-    given = batch(fault == "documents")
+    elif fault == "token dropout":
+        more = {"token_dropout": True, "mask_token_id": 2}
+    elif fault == "decodes":
+        more = {"is_decoder": True}
+    encodes = {"pools": "bert", "shifted": "roberta", "uncounted": "bert", "token dropout": "esm", "decodes": "bert"}
+    encodes |= {"tuple": "bert", "no positions": "bert"}
+    head = "ForSequenceClassification" if fault == "pools" else "ForMaskedLM"
+    model = encoder(encodes[fault], more, head) if fault in encodes else decoder(kind, more)
+    plan, given = distributed.plan(Causal(), LENGTH), batch(fault == "documents")
+    shifted = fault not in encodes or fault == "shifted"
+    if fault == "not shifted":
+        shifted = False
     if fault == "padding":
         given["attention_mask"] = torch.ones(2, LENGTH).tril(-1)
     try:
         with distributed.context_parallel(model, plan):
-            shard = distributed.shard(given, plan)
+            shard = distributed.shard(given, plan, shift_labels=shifted)
             changes = {
                 "positions": {"position_ids": None},
                 "rows": {"input_ids": shard["input_ids"][:, 1:]},
                 "shift": {"shift_labels": None},
                 "cache": {"past_key_values": transformers.DynamicCache()},
                 "weights": {"output_attentions": True},
+                "uncounted": {"num_items_in_batch": None},
+                "tuple": {"return_dict": False},
+                "no positions": {"position_ids": None},
                 "own mask": {"attention_mask": torch.zeros(2, 1, plan.held(rank), plan.held(rank))},
                 "hidden keys": {"attention_mask": torch.zeros(2, plan.held(rank))},
             }
@@ -308,6 +420,7 @@ def own_refused(rank, fault):
     ids = torch.zeros(1, plan.held(rank), dtype=torch.long)
     model, given = {
         "sdpa": lambda: (Layer(lambda *inputs: F.scaled_dot_product_attention(*inputs)), x),
+        "flex": lambda: (Layer(lambda *inputs: flex_attention(*inputs)), x),
         "nothing": lambda: (torch.nn.Sequential(torch.nn.Linear(24, 24)), x),
         "convolution": lambda: (torch.nn.Sequential(torch.nn.Conv1d(24, 24, 3), Layer(attention)), x),
         "backend": lambda: (Layer(functools.partial(attention, backend="chunked")), x),
@@ -321,6 +434,8 @@ def own_refused(rank, fault):
         more = {"cache": model.cache()}
     elif fault == "shift":
         more = {"labels": ids}
+    elif fault == "not shifted":
+        more = {"labels": ids, "num_items_in_batch": 3}
     elif fault == "hidden keys":
         more = {"attention_mask": torch.zeros_like(ids)}
     elif fault == "rows":
@@ -331,6 +446,25 @@ def own_refused(rank, fault):
             model(given, **more)
     except (TypeError, ValueError) as error:
         return str(error)
+
+
+def own_encoder_refused(rank, folder, changes):
+    """As `refused`, for an encoder of Saccade."""
+    plan, given = distributed.plan(None, LENGTH), encoded(False, types=False)[0]
+    try:
+        model = models.load(folder)
+        with distributed.context_parallel(model, plan):
+            model(**{**distributed.shard(given, plan, shift_labels=False), **changes})
+    except (TypeError, ValueError) as error:
+        return str(error)
+
+
+def own_pooled(rank, folder):
+    """Whether an encoder of Saccade pools a vector in one process, and on shards."""
+    model, plan, given = models.load(folder), distributed.plan(None, LENGTH), {"input_ids": batch(False)["input_ids"]}
+    before = model(**given).pooler_output
+    with distributed.context_parallel(model, plan):
+        return before is not None, model(**distributed.shard(given, plan)).pooler_output is not None
 
 
 def untouched(rank, make, kind):

@@ -7,11 +7,21 @@ import torch
 from shared_models import (
     beside_data_parallel,
     checkpointed,
+    counted_on_shards,
+    counted_whole,
     decoder,
+    encoded_on_shards,
+    encoded_whole,
+    encoder,
     on_shards,
     own,
+    own_encoder,
+    own_encoder_refused,
+    own_pooled,
     own_refused,
     own_whole,
+    pooled_on_shards,
+    pooled_whole,
     refused,
     rows_apart,
     stack_on_shards,
@@ -23,6 +33,13 @@ from shared_models import (
     whole,
 )
 
+from saccade.distributed._transformers import ENCODERS
+
+SETTINGS = {
+    "esm": {"position_embedding_type": "rotary"},
+    "modernbert": {"local_attention": 10, "global_attn_every_n_layers": 2},
+    "ultrabert": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+}
 WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}  # in the second layer only
 
 
@@ -54,6 +71,58 @@ def test_models_of_saccade_are_those_of_one_process(ranks, tmp_path, size, kind,
     if kind is not None:
         decoder(kind, more).save_pretrained(folder := str(tmp_path))
     _assert_same(ranks(size).run(on_shards, folder, "ring", packed, {}, own), *own_whole(folder, packed))
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "layout", "head", "padded"),
+    [
+        (3, "roberta", "ring", "ForMaskedLM", True),
+        (2, "modernbert", "ulysses", "ForTokenClassification", True),
+        *(
+            pytest.param(size, kind, layout, head, size == 2, marks=pytest.mark.slow)
+            for size, layout in ((2, "ring"), (2, "ulysses"), (3, "ring"), (3, "ulysses"))
+            for head in ("ForMaskedLM", "ForTokenClassification")
+            for kind in ENCODERS
+        ),
+    ],
+)
+def test_encoders_are_those_of_one_process(ranks, size, kind, layout, head, padded):
+    more = SETTINGS.get(kind, {}) if kind != "esm" or padded else {}  # ESM has two kinds of positions
+    answers = ranks(size).run(encoded_on_shards, encoder, kind, more, padded, layout, head)
+    _assert_same(answers, *encoded_whole(encoder, kind, more, padded, head))
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "head", "padded"),
+    [
+        (2, "roberta", "masked-lm", True),
+        *(
+            pytest.param(size, kind, head, size == 3, marks=pytest.mark.slow)
+            for size in (2, 3)
+            for head in ("masked-lm", "token-classification")
+            for kind in ("bert", "distilbert", "electra", "esm", "roberta", "xlm-roberta")
+        ),
+    ],
+)
+def test_encoders_of_saccade_are_those_of_one_process(ranks, tmp_path, size, kind, head, padded):
+    more = {"position_embedding_type": "rotary"} if kind == "esm" and padded else {}
+    encoder(kind, more, {"masked-lm": "ForMaskedLM"}.get(head, "ForTokenClassification")).save_pretrained(tmp_path)
+    answers = ranks(size).run(encoded_on_shards, own_encoder, str(tmp_path), {}, padded, "ring", head)
+    _assert_same(answers, *encoded_whole(own_encoder, str(tmp_path), {}, padded, head))
+
+
+def test_positions_of_an_encoder_are_those_given_or_its_own(ranks):
+    for outputs in ranks(2).run(counted_on_shards):
+        torch.testing.assert_close(outputs, counted_whole(), rtol=1e-5, atol=1e-5)
+
+
+def test_encoders_of_saccade_pool_no_vector_of_a_ranks_first_row(ranks, tmp_path):
+    encoder("bert", {}, "").save_pretrained(tmp_path)
+    assert ranks(2).run(own_pooled, str(tmp_path)) == [(True, False)] * 2
+
+
+def test_a_head_that_pools_works_on_the_rows_of_all_ranks(ranks):
+    _assert_same(ranks(2).run(pooled_on_shards), *pooled_whole())
 
 
 @pytest.mark.parametrize(("plan_has_mask", "checkpointing"), [(False, False), (True, True)])
@@ -114,10 +183,11 @@ def test_beside_data_parallel_gradients_are_the_mean_over_rows(ranks, wrapper, o
 
 
 def _assert_same(answers, values, grads):
+    grads_that_vanish = ("key.bias", "k_lin.bias")  # softmax takes no notice of what is added to all keys
     for got, _ in answers:
         torch.testing.assert_close(got["logits"], values["logits"], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sum(got["loss"] for got, _ in answers), values["loss"], rtol=1e-5, atol=1e-5)
-    assert grads and all(grad.abs().max() > 1e-5 for grad in grads.values())
+    assert grads and all(x.abs().max() > 1e-5 for name, x in grads.items() if not name.endswith(grads_that_vanish))
     for name, grad in grads.items():
         torch.testing.assert_close(sum(shares[name] for _, shares in answers), grad, rtol=1e-5, atol=1e-5, msg=name)
 
@@ -138,6 +208,14 @@ def _assert_same(answers, values, grads):
         ("shift", "labels without shift_labels"),
         ("cache", "KV caches are not kept on shards"),
         ("weights", "output_attentions: not there on shards"),
+        ("not shifted", "labels without shift_labels: the mean is over all ranks' labels"),
+        ("shifted", "expected what distributed.shard(batch, plan, shift_labels=False) returns"),
+        ("uncounted", "labels without num_items_in_batch"),
+        ("pools", "BertForSequenceClassification has a head that may pool rows"),
+        ("token dropout", "token_dropout scales by the share of masked tokens"),
+        ("decodes", "BertForMaskedLM has type 'bert'"),
+        ("no positions", "BertForMaskedLM: position_ids are missing"),
+        ("tuple", "return_dict is False, expected True"),
     ],
 )
 def test_what_cannot_be_right_on_shards_is_an_error(ranks, fault, message):
@@ -150,6 +228,7 @@ def test_what_cannot_be_right_on_shards_is_an_error(ranks, fault, message):
     ("fault", "message"),
     [
         ("sdpa", "calls F.scaled_dot_product_attention itself"),
+        ("flex", "calls flex_attention itself"),
         ("nothing", "Sequential made no call of saccade.attention"),
         ("convolution", "0 is a Conv1d, which mixes rows"),
         ("mechanism", "is a LinearAttention, which mixes rows"),
@@ -158,6 +237,7 @@ def test_what_cannot_be_right_on_shards_is_an_error(ranks, fault, message):
         ("weights", "Encoder: return_weights"),
         ("cache", "LanguageModel: cache: KV caches are not kept on shards"),
         ("shift", "LanguageModel: labels without shift_labels"),
+        ("not shifted", "LanguageModel: labels without shift_labels"),
         ("hidden keys", "hides keys: padding belongs into the plan's mask"),
         ("rows", "LanguageModel: input_ids is (1, "),
         ("context", "65 tokens are more than the model's 64 positions"),
@@ -166,6 +246,24 @@ def test_what_cannot_be_right_on_shards_is_an_error(ranks, fault, message):
 )
 def test_what_cannot_be_right_in_modules_of_saccade_is_an_error(ranks, fault, message):
     for answer in ranks(2).run(own_refused, fault):
+        assert isinstance(answer, str) and message in answer, answer
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "changes", "message"),
+    [
+        ("bert", "ForMaskedLM", {"shift_labels": 0}, "Bert: shift_labels: its loss reads the label of each row itself"),
+        ("bert", "ForMaskedLM", {"num_items_in_batch": None}, "Bert: labels without num_items_in_batch"),
+        ("bert", "ForMaskedLM", {"position_ids": None}, "Bert: position_ids are missing"),
+        ("bert", "", {}, "Bert: labels: it has no head with logits"),
+        ("bert", "ForSequenceClassification", {}, "head is a ItemHead, which mixes rows"),
+        ("esm", "ForMaskedLM", {}, "Esm: token_dropout scales by the share of masked tokens"),
+    ],
+)
+def test_what_cannot_be_right_in_encoders_of_saccade_is_an_error(ranks, tmp_path, kind, head, changes, message):
+    more = {"token_dropout": True, "mask_token_id": 2} if kind == "esm" else {}
+    encoder(kind, more, head).save_pretrained(tmp_path)
+    for answer in ranks(2).run(own_encoder_refused, str(tmp_path), changes):
         assert isinstance(answer, str) and message in answer, answer
 
 

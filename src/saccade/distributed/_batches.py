@@ -15,28 +15,37 @@ from ..operator._masks import Documents
 from ._blocks import survey
 from ._plan import SequencePlan, check_plan
 
-ROWS = {"input_ids": 1, "inputs_embeds": 1, "position_ids": -1, "labels": 1, "attention_mask": 1}  # their axis
+ROWS = {  # their axis
+    "input_ids": 1,
+    "inputs_embeds": 1,
+    "token_type_ids": 1,
+    "position_ids": -1,
+    "labels": 1,
+    "attention_mask": 1,
+}
 _MORE = ", ".join(name for name in ROWS if not name.startswith("input"))
 IGNORED = -100  # label of tokens that the loss leaves out
 
 
-def shard(batch: Mapping[str, Tensor], plan: SequencePlan) -> dict[str, Any]:
+def shard(batch: Mapping[str, Tensor], plan: SequencePlan, *, shift_labels: bool = True) -> dict[str, Any]:
     """This rank's rows of a language model's batch, as `context_parallel` needs them. Every rank has the whole batch.
 
     Args:
         batch: `input_ids` (B, L) or `inputs_embeds` (B, L, D); perhaps `labels` (B, L), -100 where the loss ignores
-            them, as transformers takes them; `position_ids` (B, L), which default to 0 ... L - 1; `attention_mask`
-            (B, L) of ones.
+            them, such as at padding, as transformers takes them; `position_ids` (B, L), which default to 0 ... L - 1,
+            also where the plan has padding on the left; `token_type_ids` (B, L); `attention_mask` (B, L) of ones.
+        shift_labels: whether a row's loss is of the next token's label, as in decoders. False: of its own label, as in
+            masked language models and token classification.
 
     Returns:
-        The inputs and `position_ids` with this rank's rows. With labels also `shift_labels`, the next tokens, (B, n);
-        `num_items_in_batch`, the number of tokens with a label on all ranks, by which the loss divides, so that the
-        ranks' losses add up to the mean; and `labels`, all -100: a loss must read `shift_labels`. Those of transformers
-        and Saccade do; a loss of your own is the sum over `shift_labels` by `num_items_in_batch`.
+        The inputs and `position_ids` with this rank's rows. With labels also `num_items_in_batch`, the number of tokens
+        with a label on all ranks, by which the loss divides, so that the ranks' losses add up to the mean; and
+        `labels` (B, n). If shifted, these are all -100, and `shift_labels` (B, n) are the next tokens: a loss must read
+        them. Those of transformers and Saccade do; a loss of your own is the sum by `num_items_in_batch`.
 
     Raises:
-        ValueError: another key; a tensor that has not the plan's length; padding in `attention_mask`; `position_ids`
-            that start anew where the plan's mask lets rows see earlier documents.
+        ValueError: another key; a tensor that has not the plan's length; padding in `attention_mask`; with shifted
+            labels, `position_ids` that start anew where the plan's mask lets rows see earlier documents.
 
     Example:
         >>> import torch, torch.distributed as dist, saccade
@@ -53,12 +62,16 @@ def shard(batch: Mapping[str, Tensor], plan: SequencePlan) -> dict[str, Any]:
     positions = batch.get("position_ids")
     if positions is None:
         positions = torch.arange(plan.length, device=inputs[0].device)[None]
-    _check_documents(positions, plan)
+    if shift_labels:  # transformers looks for documents behind causal masks only
+        _check_documents(positions, plan)
     made: dict[str, Any] = {
-        name: plan.shard(x, 1).contiguous() for name, x in batch.items() if name.startswith("input")
+        name: plan.shard(x, 1).contiguous() for name, x in batch.items() if name.startswith(("input", "token_type"))
     }
     made["position_ids"] = plan.shard(positions, -1).contiguous()
-    if "labels" in batch:
+    if "labels" in batch and not shift_labels:
+        made["labels"] = plan.shard(batch["labels"], 1).contiguous()
+        made["num_items_in_batch"] = int((batch["labels"] != IGNORED).sum())
+    elif "labels" in batch:
         following = nn.functional.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
         made["shift_labels"] = plan.shard(following, 1).contiguous()  # transformers views it
         made["labels"] = torch.full_like(made["shift_labels"], IGNORED)

@@ -1,6 +1,6 @@
 """Models on shards: `context_parallel`.
 
-`_decoders.py` has those of transformers and `_modules.py` Saccade's own; both are a `RunningModel` (`_running.py`).
+`_transformers.py` has those of transformers and `_modules.py` Saccade's own; both are a `RunningModel` (`_running.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from ._decoders import RunningDecoders, decoders_of
 from ._modules import RunningModules
 from ._plan import SequencePlan, check_plan
+from ._transformers import RunningTransformers, models_of_transformers
 
 
 @contextmanager
@@ -28,19 +28,22 @@ def context_parallel(model: nn.Module, plan: SequencePlan) -> Iterator[None]:
     `plan.ranks` where they are averaged over these.
 
     Args:
-        model: a decoder of transformers, or a module that has one inside; with any `attn_implementation`. Or a language
-            model of `saccade.models`, or any module that attends by `saccade.nn` or `saccade.attention`. There,
-            positions that count from the first token count from this rank's rows. It makes no KV cache.
+        model: a decoder or an encoder of transformers, or a module that has one inside; with any `attn_implementation`.
+            Or a language model or an encoder of `saccade.models`, or any module that attends by `saccade.nn` or
+            `saccade.attention`. There, positions that count from the first token count from this rank's rows. It makes
+            no KV cache. Encoders have no head, or one for masked tokens or token classification; they return no pooled
+            vector. A RoBERTa model counts positions as in one process, unless `shard` was given some.
         plan: of `saccade.distributed.plan`; each rank must have rows.
 
     Raises:
         TypeError: a model of transformers or Saccade that is not known to be right on shards (the message names those
-            that are), or a module with a layer that mixes rows otherwise: a convolution, say.
+            that are), a head that pools rows, or a module with a layer that mixes rows otherwise: a convolution, say.
         ValueError: the plan leaves ranks without rows. At the model's call: inputs are not this rank's rows,
             `position_ids` are missing (transformers), or what cannot be done on shards: KV caches, cross-attention,
-            padding outside of the plan, labels that are not shifted, attention weights, layers that are left out at
-            random, rotary positions scaled by the sequence's length, edits of calls. A layer whose mask is not known is
-            named. The model calls F.scaled_dot_product_attention itself, or makes no call of attention.
+            padding outside of the plan, labels of decoders that are not shifted or of encoders that are, attention
+            weights, layers that are left out at random, rotary positions scaled by the sequence's length, tokens
+            dropped by their share, edits of calls. A layer whose mask is not known is named. The model calls
+            F.scaled_dot_product_attention itself, or makes no call of attention.
 
     Example:
         >>> import torch, torch.distributed as dist, transformers, saccade
@@ -63,7 +66,7 @@ def context_parallel(model: nn.Module, plan: SequencePlan) -> Iterator[None]:
         raise ValueError(
             f"context_parallel: the plan leaves ranks {empty} without rows: share {plan.length} among fewer"
         )
-    decoders = decoders_of(model)
-    running = RunningDecoders(model, plan, decoders) if decoders else RunningModules(model, plan)
+    parts = models_of_transformers(model)
+    running = RunningTransformers(model, plan, parts) if parts else RunningModules(model, plan)
     with running.entered():
         yield

@@ -14,18 +14,19 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..operator._masks import as_mask
 from ..operator._observers import THREAD, computed_by
 from ..operator.positions import Learned, Rotary, Sinusoidal
 from ..operator.variants import Mechanism
-from ._batches import IGNORED, ROWS, check_padding
+from ._batches import ROWS, check_padding
 from ._plan import SequencePlan
 from ._running import RunningModel
 
-MODELS = ("DecoderLM", "LanguageModel", "GPT2", "GPTNeo", "Llama")  # compared with one process
+DECODERS = ("DecoderLM", "LanguageModel", "GPT2", "GPTNeo", "Llama")  # compared with one process
+ENCODERS = ("Bert", "DistilBert", "Electra", "Esm", "Roberta")
+_PARTS = ("TokenHead", "VocabularyHead", "Classifier", "ContactHead")  # row by row, or outside of the model's call
 _PACKAGE = __name__.partition(".")[0]
 _POSITIONS = (Rotary, Learned, Sinusoidal)
 _MIXING = (nn.MultiheadAttention, nn.RNNBase, nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, Mechanism)
@@ -44,15 +45,17 @@ class RunningModules(RunningModel):
 
     def __init__(self, model: nn.Module, plan: SequencePlan) -> None:
         super().__init__(model, plan)
+        known = (*DECODERS, *ENCODERS, *_PARTS)
         for name, part in model.named_modules():
             own = _own_class(part)
             of_models = own is not None and own.__module__.startswith(f"{_PACKAGE}.make.models.")
-            if isinstance(part, _MIXING) or (own is not None and of_models and own.__name__ not in MODELS):
+            if isinstance(part, _MIXING) or (own is not None and of_models and own.__name__ not in known):
                 raise TypeError(
                     f"context_parallel: {name or 'the model'} is a {type(part).__name__}, which mixes rows or is not "
-                    f"known to be right on shards; of saccade.models these are {', '.join(MODELS)}"
+                    f"known to be right on shards; of saccade.models these are {', '.join(known)}; each process can "
+                    "call a head that pools on plan.unshard(rows, 1), and divide its loss by plan.ranks"
                 )
-        self._calls, self._targets = 0, dict[int, tuple[Tensor, Any]]()
+        self._calls = 0
         rows = [torch.arange(start, stop) for start, stop in plan.rows[plan.rank]]
         self._rows, self._placed = torch.cat(rows), dict[Any, Tensor]()
 
@@ -84,25 +87,30 @@ class RunningModules(RunningModel):
         check_padding(given.get("attention_mask"), where)
         if module.training and getattr(module, "layer_drop", 0):
             raise ValueError(f"{where}: layer_drop leaves out other layers on each rank; set it to 0")
-        if own.__name__ in MODELS:
+        if own.__name__ in (*DECODERS, *ENCODERS):
             longest = getattr(module, "longest", None) or getattr(getattr(module, "config", None), "context", None)
             if longest is not None and self.plan.length > longest:
                 raise ValueError(f"{where}: {self.plan.length} tokens are more than the model's {longest} positions")
-            self._take_labels(module, given, where)
-            if "position_ids" not in known:  # its rotary positions read distances
+            shifted = own.__name__ in DECODERS
+            self.check_labels(given, where, shifted)
+            self.take_labels(module, given, given.get("shift_labels" if shifted else "labels"))
+            if own.__name__ in ENCODERS:
+                self._take_positions(module, given, where)
+            elif "position_ids" not in known:  # its rotary positions read distances
                 given.pop("position_ids", None)
 
-    def _take_labels(self, module: Any, given: dict[str, Any], where: str) -> None:
-        """Keep the labels of `shard` for `result`."""
-        labels, count = given.pop("shift_labels", None), given.pop("num_items_in_batch", None)
-        if labels is not None and count is not None:
-            given.pop("labels", None)
-            self._targets[id(module)] = labels, count
-        elif given.get("labels") is not None:
+    def _take_positions(self, module: Any, given: dict[str, Any], where: str) -> None:
+        if isinstance(getattr(module, "mask", None), int):
+            raise ValueError(f"{where}: token_dropout scales by the share of masked tokens, which differs by rank")
+        padding = getattr(module, "padding", getattr(module, "pad", None))
+        if getattr(module, "places", None) is None:  # its rotary positions read distances
+            given.pop("position_ids", None)
+        elif given.get("position_ids") is None:
             raise ValueError(
-                f"{where}: labels without shift_labels and num_items_in_batch: the next token of a shard's row may be "
-                "on another rank; give what distributed.shard returns, or take the logits"
+                f"{where}: position_ids are missing: without them a shard begins at 0; see distributed.shard"
             )
+        elif padding is not None:
+            given["position_ids"] = self.counted(given["input_ids"], given["position_ids"], padding)
 
     def result(self, module: Any, output: Any) -> Any:
         if module is self.model and not self._calls:
@@ -110,13 +118,10 @@ class RunningModules(RunningModel):
                 f"context_parallel: {type(module).__name__} made no call of saccade.attention: whatever mixes its rows "
                 "sees those of this rank only"
             )
-        if id(module) in self._targets:
-            labels, count = self._targets.pop(id(module))
-            logits = output.logits.flatten(0, -2)
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            total = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
-            output.loss = total / count
-        return output
+        own = _own_class(module)
+        if own is not None and own.__name__ in ENCODERS:
+            output.pooler_output = None  # most ranks have another first row
+        return self.with_loss(module, output)
 
     # --- what its layers ask for ------------------------------------------------------------------------------------
 

@@ -12,12 +12,14 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..interception._hooks import checkpoints_wrapped_by, sdpa_handled_by
+from ..interception._hooks import FlexCall, SdpaCall, checkpoints_wrapped_by, flex_handled_by, sdpa_handled_by
 from ..operator._observers import aside
 from ._attention import attention_with_lse
-from ._batches import ROWS
+from ._batches import IGNORED, ROWS
 from ._plan import SequencePlan
 
 
@@ -34,6 +36,7 @@ class RunningModel(ABC):
         self.running = set[int]()
         self._thread: int | None = None
         self._attending = False
+        self._targets = dict[int, tuple[Tensor, Any]]()
 
     @abstractmethod
     def modules(self) -> list[nn.Module]:
@@ -75,7 +78,8 @@ class RunningModel(ABC):
             stack.callback(setattr, self, "_thread", before)
             for handle in self.hooks() if before is None else []:
                 stack.callback(handle.remove)
-            for block in (*self.replaced(), checkpoints_wrapped_by(self._again), sdpa_handled_by(self._refuse_sdpa)):
+            refused = sdpa_handled_by(self._refuse), flex_handled_by(self._refuse)
+            for block in (*self.replaced(), checkpoints_wrapped_by(self._again), *refused):
                 stack.enter_context(block)
             yield
 
@@ -123,6 +127,57 @@ class RunningModel(ABC):
                     f"{self.plan.rank} on axis {dim}"
                 )
 
+    def counted(self, ids: Tensor | None, positions: Tensor, padding: int) -> Tensor:
+        """Positions (B, n) of models that count tokens other than padding from `padding` + 1. Positions that are not
+        those of `shard` are left as they are. Every rank calls it.
+
+        Args:
+            ids: (B, n); None: no token is padding.
+            positions: (B, n) or (1, n).
+        """
+        whole = self.plan.unshard(positions, -1)
+        if not bool((whole == torch.arange(self.plan.length, device=whole.device)).all()):
+            return positions
+        real = torch.ones_like(whole) if ids is None else self.plan.unshard(ids, 1) != padding
+        return self.plan.shard(real.cumsum(1) * real + padding, 1)
+
+    def check_labels(self, given: dict[str, Any], where: str, shifted: bool) -> None:
+        """ValueError unless labels are those that `shard` gives for a loss of next tokens, or of the rows' own ones."""
+        if not shifted and given.get("shift_labels") is not None:
+            raise ValueError(
+                f"{where}: shift_labels: its loss reads the label of each row itself; expected what "
+                "distributed.shard(batch, plan, shift_labels=False) returns"
+            )
+        wanted = ("shift_labels", "num_items_in_batch") if shifted else ("num_items_in_batch",)
+        missing = [name for name in wanted if given.get(name) is None]
+        if missing and any(given.get(name) is not None for name in ("labels", "shift_labels")):
+            raise ValueError(
+                f"{where}: labels without {' and '.join(missing)}: the mean is over all ranks' labels"
+                f"{', and the next token of a row may be on another rank' if shifted else ''}; expected what "
+                f"distributed.shard(batch, plan{'' if shifted else ', shift_labels=False'}) returns, or no labels"
+            )
+
+    def take_labels(self, module: nn.Module, given: dict[str, Any], labels: Tensor | None) -> None:
+        """Keep the labels (B, n) of the rows for `with_loss`, and give the module none."""
+        count = given.get("num_items_in_batch")
+        for name in ("labels", "shift_labels", "num_items_in_batch"):
+            given.pop(name, None)
+        self._targets.pop(id(module), None)  # of a call that failed
+        if labels is not None:
+            self._targets[id(module)] = labels, count
+
+    def with_loss(self, module: nn.Module, output: Any) -> Any:
+        """The output with this rank's share of the mean over all labels, where the module was given some."""
+        if id(module) in self._targets:
+            labels, count = self._targets.pop(id(module))
+            if getattr(output, "logits", None) is None:
+                raise ValueError(f"context_parallel: {type(module).__name__}: labels: it has no head with logits")
+            logits = output.logits.flatten(0, -2)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            total = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+            output.loss = total / count
+        return output
+
     def attend(
         self, where: str, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
     ) -> tuple[Tensor, Tensor]:
@@ -139,10 +194,11 @@ class RunningModel(ABC):
         finally:
             self._attending = before
 
-    def _refuse_sdpa(self, call: Any, proceed: Callable[[], Tensor]) -> Tensor:
+    def _refuse(self, call: SdpaCall | FlexCall, proceed: Callable[[], Any]) -> Any:
         if self.running and not self._attending:
+            name = "flex_attention" if isinstance(call, FlexCall) else "F.scaled_dot_product_attention"
             raise ValueError(
-                "context_parallel: the model calls F.scaled_dot_product_attention itself, which sees this rank's rows "
-                "only; call saccade.attention"
+                f"context_parallel: the model calls {name} itself, which sees this rank's rows only; call "
+                "saccade.attention"
             )
         return proceed()

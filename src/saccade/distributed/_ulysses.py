@@ -36,7 +36,7 @@ def run(plan: SequencePlan, tensors: tuple[Tensor, Tensor, Tensor], whole: Check
     query, key, value = tensors
     group = plan._head_group(plan.grid[0])
     queries, keys = deal_heads(query.shape[1], key.shape[1], plan.grid[0])
-    dealt = (queries, group.places), (keys, group.key_places), (keys, group.key_places)
+    dealt: tuple[Dealt, ...] = (queries, group.places), (keys, group.key_places), (keys, group.key_places)
     query, key, value = Swap.apply(group, dealt, True, query, key, value)
     mine = queries[group.number]
     if mine:
@@ -122,8 +122,8 @@ def _to_heads(group: HeadGroup, dealt: tuple[Dealt, ...], tensors: Any, operatio
         for x, (heads, places) in zip(tensors, dealt, strict=True)
     ]
     for rank in ranks:
-        for n, (whole, (_, places)) in enumerate(zip(wholes, dealt, strict=True)):
-            put(whole, 2, places[rank], received[rank * len(wholes) + n])
+        for n, (whole, (_, spans)) in enumerate(zip(wholes, dealt, strict=True)):
+            put(whole, 2, spans[rank], received[rank * len(wholes) + n])
     return wholes
 
 

@@ -1,4 +1,4 @@
-"""Decoders of transformers on shards.
+"""Models of transformers on shards: decoders and encoders.
 
 A model asks transformers for a mask function and for an attention function. In the block both are ours: the mask that
 the layer asks for is read for the whole sequence, and the attention goes over all ranks. Hooks check what the model is
@@ -25,42 +25,57 @@ from ._running import RunningModel
 
 # Types whose logits, loss and gradients were compared with one process, each in a small model. Others may mix tokens
 # elsewhere (convolutions, states), or count positions themselves, which nothing here would notice.
-TYPES = (
+DECODERS = (
     "apertus arcee aria_text bitnet cohere cohere2 exaone4 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neox "
     "gpt_oss granite helium hunyuan_v1_dense llama ministral mistral mixtral nemotron olmo olmo2 olmo3 opt phi "
     "phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2"
 ).split()
+ENCODERS = (
+    "albert bert camembert data2vec-text distilbert electra ernie esm eurobert gte jina_embeddings_v3 modernbert "
+    "nomic_bert roberta roberta-prelayernorm ultrabert xlm-roberta xlm-roberta-xl xmod"
+).split()
+HEADS = {"decoders": ("ForCausalLM", "LMHeadModel"), "encoders": ("ForMaskedLM", "ForTokenClassification")}
 _EVERYTHING = Window(None, None)
 
 
-def decoders_of(model: nn.Module) -> list[Any]:
-    """The models of transformers within a module. TypeError for a type that is not known to be right on shards."""
+def models_of_transformers(model: nn.Module) -> list[Any]:
+    """The models of transformers within a module. TypeError for one that is not known to be right on shards."""
     try:
         from transformers import PreTrainedModel
     except ImportError:
         return []
     found: list[Any] = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    for decoder in found:
-        config, name = decoder.config, type(decoder).__name__
-        whole = decoder.base_model is decoder or name.endswith(("ForCausalLM", "LMHeadModel"))  # other heads pool rows
-        if config.model_type not in TYPES or not whole or getattr(config, "add_cross_attention", False):
+    for part in found:
+        config, name, encodes = part.config, type(part).__name__, _encodes(part)
+        refused = getattr(config, "add_cross_attention", False) or (encodes and getattr(config, "is_decoder", False))
+        if refused or not (encodes or config.model_type in DECODERS):
             raise TypeError(
-                f"context_parallel: {name} has type {config.model_type!r}; known to be right on shards are the causal "
-                f"language models, without cross-attention, of {', '.join(TYPES)}"
+                f"context_parallel: {name} has type {config.model_type!r}; known to be right on shards are, without "
+                f"cross-attention, the decoders {', '.join(DECODERS)} and the encoders {', '.join(ENCODERS)}"
+            )
+        heads = HEADS["encoders" if encodes else "decoders"]
+        if part.base_model is not part and not name.endswith(heads):
+            raise TypeError(
+                f"context_parallel: {name} has a head that may pool rows; expected {' or '.join(heads)}, or the base "
+                "model: each process can call the head on plan.unshard(rows, 1), and divide its loss by plan.ranks"
             )
     return found
 
 
-class RunningDecoders(RunningModel):
-    """Decoders of transformers, perhaps inside of another module."""
+def _encodes(module: Any) -> bool:
+    return module.config.model_type in ENCODERS
 
-    def __init__(self, model: nn.Module, plan: SequencePlan, decoders: list[Any]) -> None:
+
+class RunningTransformers(RunningModel):
+    """Models of transformers, perhaps inside of another module."""
+
+    def __init__(self, model: nn.Module, plan: SequencePlan, parts: list[Any]) -> None:
         super().__init__(model, plan)
-        self._decoders = decoders
+        self._parts = parts
         self._names = {id(module): name for name, module in model.named_modules()}
 
     def modules(self) -> list[nn.Module]:
-        return self._decoders
+        return self._parts
 
     def replaced(self) -> list[AbstractContextManager[Any]]:
         return [masks_wrapped_by(self._wrap_mask), functions_wrapped_by(self._wrap)]
@@ -76,6 +91,11 @@ class RunningDecoders(RunningModel):
             # With a mask transformers does not look for documents in positions, which on shards have other gaps.
             ones = inputs[0].new_ones(inputs[0].shape[:2], dtype=torch.long)
             given["attention_mask"] = ones if module.base_model is module else None  # a head's loss has all tokens
+        if _encodes(module) and module.base_model is not module:
+            self.take_labels(module, given, given.get("labels"))  # those heads take means over their own rows
+        places: Any = getattr(getattr(module, "embeddings", None), "position_embeddings", None)
+        if getattr(places, "padding_idx", None) is not None:
+            given["position_ids"] = self.counted(given.get("input_ids"), given["position_ids"], places.padding_idx)
 
     def _check(self, given: dict[str, Any], module: Any, where: str) -> None:
         if given.get("position_ids") is None:
@@ -90,12 +110,9 @@ class RunningDecoders(RunningModel):
             )
         if given.get("encoder_hidden_states") is not None:
             raise ValueError(f"{where}: encoder_hidden_states: cross-attention is not shared among ranks")
-        missing = [name for name in ("shift_labels", "num_items_in_batch") if given.get(name) is None]
-        if given.get("labels") is not None and missing:
-            raise ValueError(
-                f"{where}: labels without {' and '.join(missing)}: the next token of a shard's row may be on another "
-                "rank, and the mean is over all ranks' tokens; give what distributed.shard returns, or take the logits"
-            )
+        self.check_labels(given, where, shifted=not _encodes(module))
+        if getattr(module.config, "token_dropout", False):
+            raise ValueError(f"{where}: token_dropout scales by the share of masked tokens, which differs by rank")
         if given.get("output_attentions") or getattr(module.config, "output_attentions", False):
             raise ValueError(f"{where}: output_attentions: not there on shards")
         for name, part in module.named_modules():
@@ -108,7 +125,14 @@ class RunningDecoders(RunningModel):
                 )
 
     def result(self, module: Any, output: Any) -> Any:
-        """Losses of routers are of all tokens: each rank computes them whole, and has its share in its loss."""
+        """Losses of routers are of all tokens: each rank computes them whole, and has its share in its loss. Vectors
+        that encoders pool from the first row are left out: most ranks have another one."""
+        if _encodes(module):
+            if isinstance(output, tuple):
+                raise ValueError(f"context_parallel: {type(module).__name__}: return_dict is False, expected True")
+            if "pooler_output" in output:
+                output = type(output)(**{name: x for name, x in output.items() if name != "pooler_output"})
+            return self.with_loss(module, output)
         logits, loss = getattr(output, "router_logits", None), getattr(output, "loss", None)
         if logits is not None and module.base_model is module:
             output.router_logits = tuple(map(self._whole, logits))
