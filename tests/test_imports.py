@@ -158,7 +158,10 @@ def imported(path: Path) -> frozenset[str]:
                 up = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*up, *([node.module] if node.module else [])])
             found |= {f"{base}.{alias.name}" if is_module(f"{base}.{alias.name}") else base for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and "import_module" in (
+            getattr(node.func, "attr", ""),
+            getattr(node.func, "id", ""),
+        ):
             found |= {by_place(one.value) for one in node.args[:1] if isinstance(one, ast.Constant)}
     return frozenset(name for name in found if name == "saccade" or name.startswith("saccade."))
 

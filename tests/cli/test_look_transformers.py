@@ -111,6 +111,7 @@ def test_what_is_no_report_and_no_figure_is_not_written(capsys, tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["bert", "gpt2", "llama"], "bert"))
 def test_a_long_text_and_the_words_asked_for(name, models, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("saccade.inspection._look.MOST_WORDS", 20)

@@ -23,11 +23,23 @@ def pages_with(language: str):
 
 
 def marks(page, language: str):
-    """A command takes seconds, and some pages train, verify or draw."""
+    """A command takes seconds, and some pages train, verify, draw, compile or load models."""
     slow = (
         *("answer", "before-you-train", "building", "classify", "forecast", "graph", "image", "mlm", "search"),
         *("self-attention-in-an-hour", "several-labels", "speech", "tag", "tasks", "translate", "verifying"),
         "write-your-own-attention",
+        *(
+            "accelerating",
+            "caches",
+            "checkpoints",
+            "corrections",
+            "drawing",
+            "extending",
+            "int8",
+            "marian",
+            "monitoring",
+        ),
+        *("variants", "viewing", "watching"),
     )
     return [pytest.mark.slow] if language in ("sh", "console") or page.stem in slow else []
 

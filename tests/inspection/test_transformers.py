@@ -24,6 +24,7 @@ from saccade.inspection._models import weights_of
 from saccade.models import load
 from saccade.models.checkpoints.transformers_reading import read_configuration
 from saccade.viewer import as_json, print_look, render_report
+from slowly import diagonal
 
 TEXT = "The cat sat on the shelves, untouched: when Nobody knows catalogues, the man was gone."
 MAKERS = {name: getattr(checkpoints, name) for name in ("bert", "roberta", "gpt2", "llama", "t5", "falcon", "gpt_oss")}
@@ -253,6 +254,7 @@ def test_damaged_files(tmp_path, folder):
         open_model(garbled)
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit(tmp_path, folder):
     wrong = copy(folder("bert"), tmp_path / "wrong")
     weights = safetensors.torch.load_file(wrong / "model.safetensors")
@@ -343,8 +345,13 @@ def asks(folder, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-@pytest.mark.parametrize("value", ["org/name", "paged|org/name", "org/name@v1:f", {"": "org/name"}])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    diagonal(
+        ["attn_implementation", "_attn_implementation"],
+        ["org/name", "paged|org/name", "org/name@v1:f", {"": "org/name"}],
+    ),
+)
 def test_a_folder_cannot_ask_for_code_of_the_hub(asks, key, value, monkeypatch):
     fetched = []
     monkeypatch.setattr(transformers.modeling_utils, "lazy_import_flash_attention", lambda *a, **k: fetched.append(a))

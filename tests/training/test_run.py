@@ -112,6 +112,7 @@ def test_starting_from_a_model(make_run, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_a_pruned_model_goes_on_with_the_heads_it_has(make_run, tmp_path):
     first = train_language_model(make_run(out=tmp_path / "first"))
     prune(first, {0: [1]})

@@ -88,7 +88,7 @@ def nothing(): ...
     [
         pytest.param("right", 0, "", marks=pytest.mark.slow),
         ("wrong", 1, "Document 1 attends to document 0"),
-        ("unknown", 2, "unknown packs"),
+        pytest.param("unknown", 2, "unknown packs", marks=pytest.mark.slow),
         pytest.param("nothing", 2, "no model", marks=pytest.mark.slow),
     ],
 )

@@ -93,6 +93,7 @@ def test_right_stacks_are_silent(parts):
     assert not report.findings, (parts, report)
 
 
+@pytest.mark.slow
 @several(4)
 @given(st.data())
 def test_one_fault_is_named(data):
