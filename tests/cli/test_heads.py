@@ -357,6 +357,7 @@ def test_the_loss_is_that_of_transformers(capsys, models, name):
     assert run(capsys, text, "--model", models / name, "--why", "sat", "cat")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_head_is_read_once(models):
     model = open_model(models / "falcon")
     assert as_predictor(model).module is as_predictor(model).module
@@ -385,6 +386,7 @@ def test_a_masked_model_has_a_pseudo_loss(capsys, models):
     assert "expected one [MASK] in the text, got 0" in told
 
 
+@pytest.mark.slow
 def test_an_encoder_without_a_head_says_what_is_needed(capsys, models):
     told = refused(capsys, TEXT, "--model", models / "body")
     assert "expected a language model" in told and "ForMaskedLM" in told

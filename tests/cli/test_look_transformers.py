@@ -64,6 +64,7 @@ def test_sentences_map_table_report_and_commands_that_work(models, capsys, tmp_p
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_words_of_models_that_look_ahead(models, capsys):
     _, out, _ = run(capsys, SENTENCE, "--model", models["bert"], "--json", "--head", "1.2")
     numbers = json.loads(out)

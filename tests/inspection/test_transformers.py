@@ -290,6 +290,7 @@ def test_a_tokenizer_of_another_model(tmp_path, folder):
         open_model(wrong)
 
 
+@pytest.mark.slow
 def test_models_whose_attention_nobody_sees(tmp_path):
     for name in ("mamba", "bloom"):
         path = getattr(checkpoints, name)(tmp_path / name)
@@ -299,6 +300,7 @@ def test_models_whose_attention_nobody_sees(tmp_path):
         assert ("layers 0 and 1 of layers are MambaMixer" in str(raised.value)) == (name == "mamba")
 
 
+@pytest.mark.slow
 def test_layers_without_attention_are_named(tmp_path, capsys):
     """The terminal, the page and the JSON say what they are, and which layers the shown ones are."""
     found = look(open_model(checkpoints.jamba(tmp_path / "jamba")), TEXT)

@@ -99,6 +99,7 @@ def test_types_that_read_no_token_ids(saved):
     assert torch.equal(model.prepare(pixels)["pixel_values"], expected)
 
 
+@pytest.mark.slow
 def test_rows_of_padding_are_0_and_losses_are_those_of_transformers(neox):
     model = models.load(neox)
     labels = torch.where(MASK != 0, IDS, -100)
@@ -349,6 +350,7 @@ def test_loads_that_overlap_stay_contained():
     assert hub_kernels.get_kernel is before
 
 
+@pytest.mark.slow
 def test_inputs_for_each_token_do_not_stay_where_padding_moves(neox):
     model, real = models.load(neox), torch.ones_like(IDS)
     real[0, 7:] = 0

@@ -385,6 +385,7 @@ def with_room_for(monkeypatch, rows):
     monkeypatch.setattr(tasks.Classify, "forward", greedy)
 
 
+@pytest.mark.slow
 def test_a_look_has_no_more_rows_than_parts_of_a_step(files, tmp_path, monkeypatch):
     sizes, forward = [], tasks.Classify.forward
 

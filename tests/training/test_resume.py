@@ -125,6 +125,7 @@ def test_a_run_that_is_over_is_finished_again(run, whole):
     assert "validation loss as stored" in (whole / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins(run, whole):
     (run().out / "checkpoints").mkdir(parents=True)
     notes = Notes()
@@ -290,6 +291,7 @@ def test_a_full_disk_costs_no_more_than_what_cannot_be_written(run, whole):
     same(run().out, whole)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_while_changes_nothing(run, whole):
     limit = files_no_larger_than(1000)
 

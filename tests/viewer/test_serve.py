@@ -414,7 +414,7 @@ def connected(viewer, count=1):
 
 @pytest.mark.parametrize("sent", slow_after(2, [b"", b"GET /client.js HT", b"GET /gone HTTP/1.1\r\nHost: x\r\n\r\nG"]))
 def test_a_connection_whose_request_does_not_come_is_closed(session, monkeypatch, sent):
-    monkeypatch.setattr(_app, "PATIENCE", 0.3)
+    monkeypatch.setattr(_app, "PATIENCE", 0.1)
     with Viewer(session) as viewer, connected(viewer)[0] as silent:
         silent.sendall(sent)
         with contextlib.suppress(ConnectionResetError):
@@ -423,7 +423,7 @@ def test_a_connection_whose_request_does_not_come_is_closed(session, monkeypatch
 
 
 def test_a_body_that_does_not_come_is_answered(session, monkeypatch):
-    monkeypatch.setattr(_app, "PATIENCE", 0.3)
+    monkeypatch.setattr(_app, "PATIENCE", 0.1)
     with Viewer(session) as viewer, connected(viewer)[0] as silent:
         address, _, token = viewer.url.partition("//")[2].partition("/?token=")
         head = f"POST /api/open HTTP/1.1\r\nHost: {address}\r\nX-Saccade-Token: {token}\r\nContent-Length: 9\r\n\r\n"

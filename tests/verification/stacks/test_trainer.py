@@ -116,10 +116,10 @@ class KeepsLengths(transformers.Trainer):
 @pytest.mark.parametrize(
     ("kind", "reads", "is_right"),
     slow_after(
-        2,
+        1,
         [
-            (KeepsLengths, "seq_lengths", True),
             (KeepsLengths, "lengths", False),  # another column
+            (KeepsLengths, "seq_lengths", True),
             (transformers.Trainer, "seq_lengths", False),  # remove_unused_columns takes it away
         ],
     ),
