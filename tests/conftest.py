@@ -48,14 +48,14 @@ def is_whole(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items, config):
-    """The run of everything takes every other case of a test, and `-m slow` the rest. With several parameters the
-    values of any two still meet in half of the cases. Not of two cases, nor where the test says which are slow."""
+    """The run of everything takes every other case of a test, and `-m slow` the rest. Each value of several parameters
+    still has a case. A test that says which of its cases are slow has the others run."""
     tests = collections.defaultdict(list)
     for item in items if is_whole(config) else ():
         if hasattr(item, "callspec"):
             tests[item.path, item.originalname].append(item)
     for cases in tests.values():
-        if len(cases) > 2 and not any(item.get_closest_marker("slow") for item in cases):
+        if not any(item.get_closest_marker("slow") for item in cases):
             for item in slowly.every_other(cases):
                 item.add_marker("slow")
 

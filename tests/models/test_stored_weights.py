@@ -226,6 +226,7 @@ def test_zeros_beyond_a_byte_are_not_held():
     assert whole.held() == "zeros beyond 8 bits"
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_packed_folder_keeps_how_it_generates_and_can_be_inspected(tmp_path):
     with checkpoints.quiet():

@@ -205,6 +205,7 @@ def test_as_many_classes_as_tokens(saved):
     assert bool((model(IDS, real).logits != 0).all())
 
 
+@pytest.mark.slow
 def test_parameters_that_are_missing_and_tensors_that_are_not_used(neox, tmp_path, meta_device):
     from safetensors.torch import load_file, save_file
 

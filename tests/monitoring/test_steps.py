@@ -155,6 +155,7 @@ def test_alarms_are_those_of_one_call_after_another(taken, items):
     assert got == want
 
 
+@pytest.mark.slow
 def test_what_begins_inside_a_step_or_edits_gets_the_modules(taken):
     """A watch of one layer has its steps begun by a hook that a native step would not call."""
     steps = Steps()

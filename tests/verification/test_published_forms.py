@@ -40,6 +40,7 @@ def test_layers_with_a_window_alternate_with_layers_without():
     assert not checked(gemma2(), "causal-blindness")
 
 
+@pytest.mark.slow
 def test_a_configured_window_that_no_layer_has_is_an_error(monkeypatch):
     file = transformers.models.gemma2.modeling_gemma2
     monkeypatch.setattr(file, "create_sliding_window_causal_mask", file.create_causal_mask)

@@ -83,6 +83,7 @@ def nothing(): ...
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [

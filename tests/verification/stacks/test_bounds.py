@@ -29,6 +29,7 @@ def no_copy(monkeypatch):
     monkeypatch.setattr(_bounds, "LARGEST", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", slow_after(1, [torch.bfloat16, torch.float16]))
 def test_a_leak_in_half_precision_is_named_and_a_right_pack_is_not(dtype, no_copy):
     """Fails where the bound is as wide as the effect of a token, or narrower than rounding."""

@@ -35,7 +35,7 @@ def test_the_fault_is_named(case):
     assert len(errors) - 1 <= MOST_OTHERS, report
 
 
-@pytest.mark.parametrize("case", slow_after(4, sorted(PARAMETERS, key=lambda case: bool(case.marks))))
+@pytest.mark.parametrize("case", slow_after(2, sorted(PARAMETERS, key=lambda case: bool(case.marks))))
 def test_the_mended_stack_is_silent(case):
     report = saccade.verify_stack(**case.right())
     assert not report.findings, report

@@ -113,6 +113,7 @@ class KeepsLengths(transformers.Trainer):
         self._signature_columns = ["input_ids", "labels", "seq_lengths"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "reads", "is_right"),
     slow_after(
@@ -190,6 +191,7 @@ def test_trainers_without_a_part_are_told_which_argument_to_give(parts, words):
         saccade.verify_stack(trainer=types.SimpleNamespace(**parts), model=None)
 
 
+@pytest.mark.slow
 def test_padding_of_a_tokenizer():
     class Tokenizer:
         pad_token_id, padding_side, all_special_ids = 0, "left", [0]
