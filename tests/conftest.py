@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items, config):
         if hasattr(item, "callspec"):
             tests[item.path, item.originalname].append(item)
     for cases in tests.values():
-        if not any(item.get_closest_marker("slow") for item in cases):
+        if not any(item.get_closest_marker(mark) for item in cases for mark in ("slow", "every_case")):
             for item in slowly.every_other(cases):
                 item.add_marker("slow")
 

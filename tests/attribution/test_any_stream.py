@@ -338,6 +338,7 @@ WAYS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("way", WAYS)
 def test_one_model_written_in_another_way_has_the_same_parts(way):
     """Each way hides something else: what is not linear, a scale, or the layer that something belongs to."""
