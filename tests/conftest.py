@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 
@@ -11,9 +12,10 @@ import torch
 from torch.utils._device import _device_constructors
 
 import looped
+import slowly
 
 # The same examples on every run; `pytest --hypothesis-profile=explore` looks for new ones.
-hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=25)
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=16)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=400)
 hypothesis.settings.load_profile("repeatable")
 
@@ -30,6 +32,32 @@ def pytest_configure(config):
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.workerinput["workercount"]))
         # And commands that they start say the same whatever the others do: they do not look at busy processors.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    node.workerinput["is_whole"] = is_whole(node.config)
+
+
+def is_whole(config):
+    """Whether everything is run: no file is named, and no word of a test."""
+    if hasattr(config, "workerinput"):
+        return config.workerinput["is_whole"]
+    return config.args_source is not config.ArgsSource.ARGS and not config.option.keyword
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items, config):
+    """The run of everything takes every other case of a test, and `-m slow` the rest. Each value of several parameters
+    still has a case. A test that says which of its cases are slow has the others run."""
+    tests = collections.defaultdict(list)
+    for item in items if is_whole(config) else ():
+        if hasattr(item, "callspec"):
+            tests[item.path, item.originalname].append(item)
+    for cases in tests.values():
+        if not any(item.get_closest_marker(mark) for item in cases for mark in ("slow", "every_case")):
+            for item in slowly.every_other(cases):
+                item.add_marker("slow")
 
 
 def pytest_collection_finish():

@@ -32,6 +32,7 @@ def unfrozen():
     gc.freeze()
 
 
+@pytest.mark.slow
 def test_objects_of_the_block_are_old_afterwards_and_not_kept_for_ever(unfrozen):
     with uncollected():
         assert not gc.isenabled()

@@ -61,6 +61,7 @@ def test_threads_sleep_while_others_take_cores_that_they_need(monkeypatch, cores
     monkeypatch.setattr(
         _shared_cores, "_IdleTeam", lambda begin, n: teams.append(n) or SimpleNamespace(end=teams.clear)
     )
+    monkeypatch.setattr(_shared_cores, "INTERVAL", 0.01)
     watch = _shared_cores._Watch()
     watch.thread.join()  # nobody opens a context
     seen = []
@@ -135,6 +136,7 @@ def test_short_contexts_one_after_the_other_are_watched_as_one(monkeypatch):
 def test_python_calls_that_compute_for_long_are_watched(monkeypatch, what):
     for name in WAITING:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_shared_cores, "INTERVAL", 0.01)
     watched = []
 
     class Watched:

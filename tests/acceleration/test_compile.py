@@ -15,6 +15,7 @@ from torch._dynamo.testing import CompileCounter
 
 import saccade
 from saccade.acceleration._answers import _WEIGHTS
+from slowly import slow_but
 
 pytestmark = pytest.mark.usefixtures("every_size")
 
@@ -59,6 +60,7 @@ def test_flipping_the_switch_is_seen_and_compiles_once_each():
     assert run.calls == 0  # the last time nothing was traced
 
 
+@pytest.mark.slow
 def test_calls_are_counted_where_they_are_traced():
     layer, x = nn.ModuleList([Layer(), Layer()]), torch.randn(2, 5, 12)
 
@@ -140,7 +142,7 @@ def test_with_inductor():
     close(compiled(x), expected)
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", slow_but([False, True], True))
 def test_multihead_attention_into_which_the_compiler_does_not_look(masked):
     attention, x = nn.MultiheadAttention(12, 3, batch_first=True), torch.randn(2, 5, 12)
     ignored = torch.arange(5)[None] >= torch.tensor([5, 3])[:, None] if masked else None

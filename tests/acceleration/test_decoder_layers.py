@@ -11,6 +11,7 @@ import saccade
 from saccade.acceleration import _ahead, _decoder_layers
 from saccade.operator._backends.native import _kernels
 from saccade.operator.nn._rounded import Rounding
+from slowly import diagonal, slow_after, slow_but
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(_kernels.module is None, reason="no native kernels")
@@ -65,7 +66,7 @@ def close(got, want):
     assert torch.allclose(got, want, atol=250 * 2.0**-23 * want.abs().max().item())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(KINDS, "Llama", "GPT2", "GPTNeoX", "Phi", "Gemma3Text"))
 def test_tokens_and_logits_are_the_model_s(kind):
     """Prompts that are padded on the left, past a window of 7; beams, which reorder the cache."""
     model = model_of(kind.split(",")[0], **KINDS[kind])
@@ -286,8 +287,7 @@ BETWEEN = {
 }
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", BETWEEN)
+@pytest.mark.parametrize(("mode", "name"), diagonal([torch.no_grad, torch.inference_mode], [*BETWEEN]))
 def test_steps_ahead_are_used_only_for_what_they_were_computed_for(name, mode, monkeypatch):
     model, calls = model_of("Llama", num_hidden_layers=3), []
     weights = model.state_dict()["model.layers.1.mlp.down_proj.weight"]
@@ -410,7 +410,7 @@ def test_a_cache_that_others_change_is_read_anew():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["Llama", "Gemma3Text", "GPTNeoX"])
+@pytest.mark.parametrize("kind", slow_after(2, ["Llama", "Gemma3Text", "GPTNeoX"]))
 def test_a_watch_sees_the_calls_of_the_modules(kind):
     """A watch from the first step on, so that proofs are made beside it, over padded prompts and a window."""
     model = model_of(kind, **KINDS[kind])

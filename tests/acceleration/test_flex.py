@@ -82,6 +82,7 @@ def test_a_model_trains_with_the_losses_of_the_dense_run(whole):
     assert found[-1] < found[0]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_compiled_model_notices_the_switch_and_compiles_once_for_each_side():
     counter, model, x = CompileCounter(), Model(), torch.randn(B, L, 13)

@@ -17,6 +17,7 @@ from torch import nn
 import saccade
 from rounded_by_hand import rounded
 from saccade.operator._int8 import int8_weight
+from slowly import slow_after
 
 SIZES = dict(vocab_size=307, hidden_size=192, intermediate_size=389, num_hidden_layers=2, num_attention_heads=3)
 REAL = torch.arange(37) < torch.tensor([37, 5, 23])[:, None]
@@ -104,7 +105,7 @@ def cosines(plain, other):
 MODELS = [bert, llama, torch_encoder, own_decoder]
 
 
-@pytest.mark.parametrize("planted", MODELS, indirect=True, ids=[model.__name__ for model in MODELS])
+@pytest.mark.parametrize("planted", slow_after(1, MODELS), indirect=True, ids=[model.__name__ for model in MODELS])
 @torch.no_grad()
 def test_the_one_layer_that_8_bits_ruin_is_named_and_left_in_float(planted, every_size):
     model, sample, layer, bound = planted
@@ -189,6 +190,7 @@ def by_hand(model, x, in_float):
     return x
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_what_is_left_in_float_costs_little_more_than_the_best_of_all_selections():
     """By trying all of them by hand. The order is greedy: it may miss the best one."""

@@ -155,6 +155,7 @@ def test_the_embedded_models_roles_are_those_it_was_measured_with(embedded):
         assert found.role(layer, head)[0] == same.get(role, role), (layer, head)
 
 
+@pytest.mark.slow
 def test_the_embedded_models_copying_heads_score_on_text_too(embedded):
     model, found = embedded
     copying = [(h["layer"], h["head"]) for h in model.roles["heads"] if h["role"] == "repeat"]

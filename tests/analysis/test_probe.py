@@ -113,6 +113,7 @@ def test_a_probe_finds_what_is_there_and_nothing_in_noise(planted):
     assert found.labels == LABELS
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_probe(planted):
     model, given = planted
     first, same, other = (study_probe(model, given, seed=seed).layers for seed in (1, 1, 2))

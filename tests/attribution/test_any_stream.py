@@ -146,6 +146,7 @@ def test_transformers_class_is_attributed_as_the_family_here(tmp_path):
     assert one.logit == pytest.approx(two.logit, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_type_without_a_family_here_and_a_compiled_module_are_the_module(tmp_path):
     """Loaded without a tokenizer."""
     theirs = random(transformers.OlmoForCausalLM(transformers.OlmoConfig(**SMALL))).float()
@@ -337,6 +338,7 @@ WAYS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("way", WAYS)
 def test_one_model_written_in_another_way_has_the_same_parts(way):
     """Each way hides something else: what is not linear, a scale, or the layer that something belongs to."""

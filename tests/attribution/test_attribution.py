@@ -10,6 +10,7 @@ from linearised import HEADS, KV_HEADS, LAYERS, LENGTH, VOCABULARY, Linearised, 
 from saccade.attribution import Component
 from saccade.inspection import weights_of
 from saccade.positions import AlibiConfig, RotaryConfig, T5Config
+from slowly import slow_after
 
 # Sums of some hundred products of size 1 to 10 in float64.
 CLOSE = dict(rtol=1e-10, atol=1e-10)
@@ -26,7 +27,7 @@ KINDS = {
 POSITION, TARGET, AGAINST = 7, 5, 17
 
 
-@pytest.fixture(params=KINDS, scope="module")
+@pytest.fixture(params=slow_after(3, [*KINDS]), scope="module")
 def model(request):
     return KINDS[request.param]()
 

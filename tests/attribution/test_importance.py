@@ -13,6 +13,7 @@ import saccade
 from models_by_hand import HandModel, bert, decoder, encoder, gpt2, hand_inputs, logits, tokens, with_factors
 from saccade.attribution import CallHeads, HeadImportance, HeadValues
 from saccade.intervention import Ablate
+from slowly import slow_after
 
 MODELS = [decoder, encoder, bert, gpt2]
 BATCHES = [tokens(seed) for seed in (1, 2, 3)]
@@ -35,7 +36,7 @@ def by_hand(model, make, batch, factors, heads):
         return float(loss(with_factors(model, make, factors, heads).eval(), batch))
 
 
-@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("make", slow_after(2, MODELS))
 def test_the_gradient_is_that_of_a_gate_by_finite_differences(make):
     model, step = built(make), 1e-4
     found = saccade.head_importance(model, BATCHES, loss)
@@ -57,7 +58,7 @@ def test_the_gradient_is_that_of_a_gate_by_finite_differences(make):
     assert found.values.values.min() > 1e-7  # and nothing above is 0 against 0
 
 
-@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("make", slow_after(2, MODELS))
 def test_ablation_is_the_loss_of_a_model_with_the_head_zeroed(make):
     model = built(make)
     found = saccade.head_importance(model, BATCHES, loss, by="ablation")
@@ -75,7 +76,7 @@ def test_ablation_is_the_loss_of_a_model_with_the_head_zeroed(make):
         assert abs(sum(rises)) > 1e-7
 
 
-@pytest.mark.parametrize("by", ["gradient", "ablation", "greedy"])
+@pytest.mark.parametrize("by", slow_after(2, ["gradient", "ablation", "greedy"]))
 def test_a_loss_of_several_numbers_has_intervals_over_them(by):
     """Oracle: each number as the loss of its own, and Student's interval of SciPy."""
     model, keep = decoder(), {"keep": 7} if by == "greedy" else {}
@@ -174,6 +175,7 @@ def test_one_backward_pass_finds_all_heads():
     assert len(passes) == len(BATCHES)
 
 
+@pytest.mark.slow
 def test_progress_counts_the_forwards():
     def told(**options):
         steps = []

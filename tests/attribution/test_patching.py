@@ -24,6 +24,7 @@ from models_by_hand import (
     tokens,
 )
 from saccade.attribution import CallHeads, HeadValues, Patching
+from slowly import diagonal, slow_after
 
 CLEAN, CORRUPTED = hand_inputs(seed=1), hand_inputs(seed=2)
 
@@ -155,8 +156,7 @@ def test_both_ways_agree_where_the_metric_is_linear(what, positions):
     assert found.agreement[:2] == pytest.approx((1.0, 1.0)) and found.agreement.common == found.agreement.top == 1
 
 
-@pytest.mark.parametrize("what", ["output", "query", "key", "value"])
-@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize(("what", "by_hand"), diagonal(["output", "query", "key", "value"], [True, False]))
 def test_what_the_first_order_leaves_is_of_the_second(by_hand, what):
     """With inputs ten times nearer to each other the difference of the changes is a hundred times smaller; of grouped
     queries each head has its own part of the gradient of its key head."""
@@ -320,9 +320,10 @@ class Mixed(torch.nn.Module):
 @pytest.mark.parametrize(
     ("what", "mixing", "items", "fewer"),
     [
-        *((what, 0.0, 2, True) for what in ("output", "query", "key", "value")),
-        ("output", 0.0, 1, True),
         ("output", 0.01, 1, False),
+        ("key", 0.0, 2, True),
+        *(pytest.param(what, 0.0, 2, True, marks=pytest.mark.slow) for what in ("output", "query", "value")),
+        pytest.param("output", 0.0, 1, True, marks=pytest.mark.slow),
     ],
 )
 def test_heads_of_one_batch_are_as_if_alone(what, mixing, items, fewer):
@@ -360,13 +361,16 @@ class Several(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("metric", "is_batched"),
-    [
-        (lambda out: out["logits"][0, -1, 3] - out["logits"][1, 2, 5], True),
-        (lambda out: out["more"][0][0, -1], False),  # the last copy's last item, which is not patched
-        (lambda out: out["more"][1][0], False),
-        (lambda out: out["more"][2][-1, 3], False),  # rows first: each copy has rows of all items
-        (lambda out: out["cache"].values[0, -1, 3], False),
-    ],
+    slow_after(
+        2,
+        [
+            (lambda out: out["logits"][0, -1, 3] - out["logits"][1, 2, 5], True),
+            (lambda out: out["more"][0][0, -1], False),  # the last copy's last item, which is not patched
+            (lambda out: out["more"][1][0], False),
+            (lambda out: out["more"][2][-1, 3], False),  # rows first: each copy has rows of all items
+            (lambda out: out["cache"].values[0, -1, 3], False),
+        ],
+    ),
     ids=["items", "pairs", "mean", "rows", "object"],
 )
 def test_a_batch_is_for_metrics_of_outputs_by_item(metric, is_batched):
@@ -383,6 +387,7 @@ def test_a_batch_is_for_metrics_of_outputs_by_item(metric, is_batched):
             assert float(value) == pytest.approx(share(patched, before, other), abs=1e-10)
 
 
+@pytest.mark.slow
 def test_a_model_of_a_fixed_batch_is_patched_one_by_one():
     model = Mixed(0.0).eval()
     forwards = []

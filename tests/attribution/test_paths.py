@@ -9,6 +9,7 @@ import torch
 
 import saccade
 from models_by_hand import HandModel, decoder, hand_inputs, near_texts
+from slowly import slow_after
 
 CLEAN, CORRUPTED = hand_inputs(seed=1), hand_inputs(seed=2)
 
@@ -128,12 +129,15 @@ def test_receivers_that_nothing_reaches_are_an_error():
 
 @pytest.mark.parametrize(
     ("make", "receivers"),
-    [
-        (HandModel, (2, 1, "query")),
-        (HandModel, [(1, [0, 1], "value"), (2, 1, "key"), (2, 2, "query")]),
-        (decoder, (1, 2, "key")),  # one of the two heads that read the key head
-        (decoder, [(1, 2, "value"), (2, [0, 1], "query"), (2, 3, "key")]),
-    ],
+    slow_after(
+        2,
+        [
+            (HandModel, (2, 1, "query")),
+            (HandModel, [(1, [0, 1], "value"), (2, 1, "key"), (2, 2, "query")]),
+            (decoder, (1, 2, "key")),  # one of the two heads that read the key head
+            (decoder, [(1, 2, "value"), (2, [0, 1], "query"), (2, 3, "key")]),
+        ],
+    ),
 )
 def test_what_the_first_order_leaves_is_of_the_second(make, receivers):
     """Also of several receivers, where what the first does to the last one's query must not count twice."""

@@ -12,6 +12,7 @@ import saccade
 from looped import looped
 from saccade import Causal, Documents, Padding, PerHead, Strided, Window
 from saccade.batching import pack, pack_padded, pad, unpack
+from slowly import slow_after
 
 WIDTH, HEADS = 5, 2
 lengths_of = st.lists(st.integers(0, 11), min_size=1, max_size=7)
@@ -81,7 +82,7 @@ MASKS = [
 ]
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=repr)
+@pytest.mark.parametrize("mask", slow_after(4, MASKS), ids=repr)
 @settings(max_examples=15)
 @given(lengths=lengths_of)
 def test_attention_over_the_row_is_attention_over_each_sequence(mask, lengths):

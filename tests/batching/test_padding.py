@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 import saccade
 from looped import looped
 from saccade.batching import fill_padding, pad, positions_of, unpad
+from slowly import diagonal
 
 WIDTH = 5
 lengths_of = st.lists(st.integers(0, 11), min_size=1, max_size=7)
@@ -24,8 +25,10 @@ def drawn(lengths, *trailing, dtype=torch.float64):
     return [sequence.requires_grad_() if dtype.is_floating_point else sequence for sequence in made]
 
 
-@pytest.mark.parametrize("trailing", [(), (WIDTH,), (3, WIDTH)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.int8, torch.bool])
+@pytest.mark.parametrize(
+    ("trailing", "dtype"),
+    diagonal([(), (WIDTH,), (3, WIDTH)], [torch.float64, torch.bfloat16, torch.int64, torch.int8, torch.bool]),
+)
 @given(lengths=lengths_of, side=sides)
 def test_equals_pad_sequence(trailing, dtype, lengths, side):
     sequences = drawn(lengths, *trailing, dtype=dtype)

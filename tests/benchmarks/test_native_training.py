@@ -103,6 +103,7 @@ def losses_of(case, backend, dtype=torch.float32, nudge=0.0):
     return torch.tensor(losses, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [NATIVE])
 @pytest.mark.parametrize("name", slow_but(CASES, "documents, a sink, dropout"))
 def test_training_gives_the_losses_of_chunked(name, backend):

@@ -17,6 +17,7 @@ from saccade.cli import _app
 from saccade.cli._errors import UserError, naming_options, one_line, require
 from saccade.make._task_registry import TASK_OPTIONS
 from saccade.support._extras import NotInstalled, installing
+from slowly import slow_after
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_ctrl_c_during_imports_is_130_and_nothing_else(start, module, how, tmp_p
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize("size", [1, 10**6], ids=["left in the buffer", "written while running"])
+@pytest.mark.parametrize("size", slow_after(1, [1, 10**6]), ids=["left in the buffer", "written while running"])
 def test_the_reader_of_a_pipe_may_leave(size, tmp_path):
     script = tmp_path / "chatty.py"
     script.write_text(

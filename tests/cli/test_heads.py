@@ -181,6 +181,7 @@ def test_both_ways_and_how_they_agree_are_printed(capsys):
     assert f"; metric: {what} " in said
 
 
+@pytest.mark.slow
 def test_texts_of_other_lengths_are_shown_side_by_side_or_patched_at_positions(capsys):
     longer = "The cat sat on the big mat."
     told = refused(capsys, "The cat sat on the mat.", "--patch", longer)
@@ -237,6 +238,7 @@ def _table(out):
     return lines[first + 1 : last]
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_the_text_and_special_ones(capsys, models):
     """`saccade look` counts the text's own tokens alone."""
     assert "15 tokens with the start token, " in run(capsys, TEXT, "--importance")[1].splitlines()[0]
@@ -256,6 +258,7 @@ def test_why_this_key_rather_than_another(capsys):
 BEGINS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_but([*BEGINS], "pdf"))
 def test_a_figure_is_written_and_not_over_others(capsys, tmp_path, kind):
     pytest.importorskip("matplotlib")
@@ -333,6 +336,7 @@ def models(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["gpt2", "falcon"], "falcon"))
 def test_the_loss_is_that_of_transformers(capsys, models, name):
     """gpt2 runs with Saccade's blocks, falcon with transformers' own, whose head is opened for it: logits of either are
@@ -353,11 +357,13 @@ def test_the_loss_is_that_of_transformers(capsys, models, name):
     assert run(capsys, text, "--model", models / name, "--why", "sat", "cat")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_head_is_read_once(models):
     model = open_model(models / "falcon")
     assert as_predictor(model).module is as_predictor(model).module
 
 
+@pytest.mark.slow
 def test_a_masked_model_has_a_pseudo_loss(capsys, models):
     """One token masked at a time, in runs of transformers' own model."""
     text = "The cat sat on the mat."
@@ -380,6 +386,7 @@ def test_a_masked_model_has_a_pseudo_loss(capsys, models):
     assert "expected one [MASK] in the text, got 0" in told
 
 
+@pytest.mark.slow
 def test_an_encoder_without_a_head_says_what_is_needed(capsys, models):
     told = refused(capsys, TEXT, "--model", models / "body")
     assert "expected a language model" in told and "ForMaskedLM" in told

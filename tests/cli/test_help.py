@@ -18,6 +18,7 @@ from saccade.cli import _app, main
 from saccade.cli._parts._examples import EXAMPLES
 from saccade.support._terminal import _console, standard_input
 from saccade.support._terminal._waiting import WaitingLine
+from slowly import slow_but
 
 ESCAPE = "\x1b"
 
@@ -83,6 +84,7 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_completion_of_bash():
     done = subprocess.run([sys.executable, "-c", COMPLETING, *COMPLETED], capture_output=True, text=True, check=False)
     found = [set(words.split()) for words in done.stdout.split("|")]
@@ -137,7 +139,9 @@ def test_in_a_pipe_progress_is_a_few_plain_lines(monkeypatch):
     assert piped.getvalue().splitlines() == [f"saccade: heads: {done} of 97, {s} s" for done, s in told_at]
 
 
-@pytest.mark.parametrize("shown", ["a message", "a result", "an error", "what a user types"])
+@pytest.mark.parametrize(
+    "shown", slow_but(["a message", "a result", "an error", "what a user types"], "a result", "an error")
+)
 def test_the_line_is_gone_before_other_output(shown, terminal, monkeypatch):
     monkeypatch.setattr("saccade.support._terminal._waiting.BEGIN", 0.01)
     monkeypatch.setattr(sys, "stderr", terminal)

@@ -17,6 +17,7 @@ from saccade import cli
 from saccade.inspection import measure_roles
 from saccade.models import DecoderLM, LanguageModel, ModelConfig, load, save
 from saccade.models.tokenizers.own import train_bpe, train_characters
+from slowly import slow_after
 
 SENTENCE = "The cat sat on the mat, and the dog sat on the cat."
 NAMES = ["hen", "fox", "owl", "bee", "cat", "dog", "elk", "man", "rat", "cow", "eel"]
@@ -88,7 +89,7 @@ def test_sentences_map_table_report_and_three_commands(bpe, capsys, tmp_path):
     assert [c[:2] for c in commands] == [["saccade", "look"], ["saccade", "look"], ["saccade", "generate"]]
 
 
-@pytest.mark.parametrize("text", ['It\'s $5 "now"!', "-dash first", "a `b` \\ c", "plain", "two\nlines"])
+@pytest.mark.parametrize("text", slow_after(2, ['It\'s $5 "now"!', "-dash first", "a `b` \\ c", "plain", "two\nlines"]))
 def test_the_commands_to_try_work_as_printed(characters, capsys, text):
     _, out, _ = run(capsys, "--model", characters, "--", text)
     words = shlex.split(out[out.index("Next  ") + 4 :])
@@ -174,6 +175,7 @@ def test_too_long_a_text_says_what_fits_and_that_fits(bpe, capsys):
     assert "its first word alone has more" in refused(capsys, "a" * 7 + "bcdefgh" * 90, "--model", bpe)
 
 
+@pytest.mark.slow
 def test_a_text_without_blanks_has_words_and_is_read_as_far_as_the_model_holds_it(capsys, tmp_path):
     """A Thai passage was one word, and one of 90 letters an error about its first word."""
     thai = "\u0e40\u0e17\u0e28\u0e23\u0e31\u0e01" * 15
@@ -225,6 +227,7 @@ def test_wrong_heads_models_and_options(bpe, capsys, tmp_path):
     assert not (tmp_path / "saccade-report.html").exists()
 
 
+@pytest.mark.slow
 def test_damaged_roles_are_left_out_with_a_note(bpe, capsys, tmp_path):
     broken = tmp_path / "broken"
     save(load(bpe), broken)

@@ -64,6 +64,7 @@ def test_sentences_map_table_report_and_commands_that_work(models, capsys, tmp_p
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_words_of_models_that_look_ahead(models, capsys):
     _, out, _ = run(capsys, SENTENCE, "--model", models["bert"], "--json", "--head", "1.2")
     numbers = json.loads(out)
@@ -111,6 +112,7 @@ def test_what_is_no_report_and_no_figure_is_not_written(capsys, tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["bert", "gpt2", "llama"], "bert"))
 def test_a_long_text_and_the_words_asked_for(name, models, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("saccade.inspection._look.MOST_WORDS", 20)

@@ -331,6 +331,7 @@ def test_a_model_that_reads_no_text_and_one_that_is_not_there(run, tmp_path):
     refused(run, TEXT, "--model", checkpoints.vit(tmp_path / "vit"), told="vit: .*reads no tokens of a text")
 
 
+@pytest.mark.slow
 def test_a_run_of_images_shows_an_image_of_its_own(run, tmp_path):
     """Catches a file of an image that is read as a text, and patches without names."""
     tasks, pictures = saccade.tasks, pytest.importorskip("tasks.pictures")

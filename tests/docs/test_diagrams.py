@@ -27,6 +27,7 @@ def rounded(svg):
     return re.sub(r"\d+\.\d{4,}", lambda number: f"{float(number[0]):.3f}", without_pixels(svg))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_poison")
 def test_drawings_are_what_the_page_draws(tmp_path):
     for name, made in drawings.draw_all(tmp_path).items():

@@ -23,13 +23,26 @@ def pages_with(language: str):
 
 
 def marks(page, language: str):
-    """A command takes seconds, and some pages train, verify or draw."""
+    """Commands take seconds, some pages train, verify, draw, compile or load models, and of others half is enough."""
     slow = (
         *("answer", "before-you-train", "building", "classify", "forecast", "graph", "image", "mlm", "search"),
         *("self-attention-in-an-hour", "several-labels", "speech", "tag", "tasks", "translate", "verifying"),
         "write-your-own-attention",
+        *(
+            "accelerating",
+            "caches",
+            "checkpoints",
+            "corrections",
+            "drawing",
+            "extending",
+            "int8",
+            "marian",
+            "monitoring",
+        ),
+        *("variants", "viewing", "watching"),
     )
-    return [pytest.mark.slow] if language in ("sh", "console") or page.stem in slow else []
+    is_slow = language in ("sh", "console") or page.stem in slow or PAGES.index(page) % 2
+    return [pytest.mark.slow] if is_slow else []
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # Lightning's own

@@ -68,6 +68,7 @@ def test_every_claim_can_be_read_off_the_map(kind, seed):
             check(seen, finding)
 
 
+@pytest.mark.slow
 def test_the_random_models_reach_every_kind_of_sentence():
     found = {
         kind: [f for s in range(4) for text in TEXTS for f in find(collect(random_model(s, kind), text), limit=9)]

@@ -41,6 +41,7 @@ def changed(folder):
     safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
 
 
+@pytest.mark.slow
 def test_the_command_measures_and_look_finds(bert, capsys):
     assert cli.main(["heads", "--roles", "--model", str(bert), "--json", TEXT]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -80,6 +81,7 @@ def test_roles_of_other_weights_and_damaged_files_are_not_used_and_a_note_says_w
     assert open_model(bert).roles and not open_model(bert).roles_note
 
 
+@pytest.mark.slow
 def test_the_first_file_that_fits_is_used(bert, tmp_path):
     place = open_model(bert).kept_roles
     roles = measure_roles(open_model(bert), TEXT)
@@ -109,6 +111,7 @@ def test_weights_are_read_once(bert, monkeypatch):
     assert read == [bert]
 
 
+@pytest.mark.slow
 def test_own_models_have_roles_from_training_until_they_are_measured(tmp_path):
     folder = tmp_path / "own"
     save(load(), folder)

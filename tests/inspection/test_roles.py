@@ -92,6 +92,7 @@ def test_short_contexts_and_texts_of_more_than_one_window(context):
     assert roles(with_patterns(previous, repeat, sink, context=context)) == ["previous", "repeat", "sink"]
 
 
+@pytest.mark.slow
 def test_layers_may_have_different_numbers_of_heads():
     """What is left of layer 0 sees what it saw: its scores are those of the whole model, in the order they had."""
     text = ordinary_text()

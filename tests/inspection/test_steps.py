@@ -22,6 +22,7 @@ from saccade.inspection._words import split_words
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, Encoder
 from saccade.operator._call import AttentionCall
 from saccade.positions import AlibiConfig, RotaryConfig, T5Config
+from slowly import slow_but
 
 SENTENCE = "The cat sat on the mat because it was soft, and it was dark."
 TEXT = "The cat sat on the shelves, untouched: when Nobody knows catalogues, the man was gone."
@@ -225,7 +226,7 @@ FOREIGN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("name", slow_but(FOREIGN, "Gemma2", "Olmo2", "Granite", "Phi3", "StableLm"))
 def test_the_modules_of_a_foreign_model_are_found(tmp_path, name):
     """Norms behind a layer and over all heads, factors, gates, fused projections, rotations of a part."""
     more, formula, reads_y, missing = FOREIGN[name]

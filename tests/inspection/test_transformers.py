@@ -24,6 +24,7 @@ from saccade.inspection._models import weights_of
 from saccade.models import load
 from saccade.models.checkpoints.transformers_reading import read_configuration
 from saccade.viewer import as_json, print_look, render_report
+from slowly import diagonal
 
 TEXT = "The cat sat on the shelves, untouched: when Nobody knows catalogues, the man was gone."
 MAKERS = {name: getattr(checkpoints, name) for name in ("bert", "roberta", "gpt2", "llama", "t5", "falcon", "gpt_oss")}
@@ -253,6 +254,7 @@ def test_damaged_files(tmp_path, folder):
         open_model(garbled)
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit(tmp_path, folder):
     wrong = copy(folder("bert"), tmp_path / "wrong")
     weights = safetensors.torch.load_file(wrong / "model.safetensors")
@@ -288,6 +290,7 @@ def test_a_tokenizer_of_another_model(tmp_path, folder):
         open_model(wrong)
 
 
+@pytest.mark.slow
 def test_models_whose_attention_nobody_sees(tmp_path):
     for name in ("mamba", "bloom"):
         path = getattr(checkpoints, name)(tmp_path / name)
@@ -297,6 +300,7 @@ def test_models_whose_attention_nobody_sees(tmp_path):
         assert ("layers 0 and 1 of layers are MambaMixer" in str(raised.value)) == (name == "mamba")
 
 
+@pytest.mark.slow
 def test_layers_without_attention_are_named(tmp_path, capsys):
     """The terminal, the page and the JSON say what they are, and which layers the shown ones are."""
     found = look(open_model(checkpoints.jamba(tmp_path / "jamba")), TEXT)
@@ -343,8 +347,13 @@ def asks(folder, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-@pytest.mark.parametrize("value", ["org/name", "paged|org/name", "org/name@v1:f", {"": "org/name"}])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    diagonal(
+        ["attn_implementation", "_attn_implementation"],
+        ["org/name", "paged|org/name", "org/name@v1:f", {"": "org/name"}],
+    ),
+)
 def test_a_folder_cannot_ask_for_code_of_the_hub(asks, key, value, monkeypatch):
     fetched = []
     monkeypatch.setattr(transformers.modeling_utils, "lazy_import_flash_attention", lambda *a, **k: fetched.append(a))

@@ -211,7 +211,7 @@ def special_at(words, token):
 
 @pytest.mark.parametrize(
     ("kind", "seed"),
-    slow_but([(kind, seed) for kind in KINDS for seed in range(3)], *zip(KINDS, (0, 1) * 2, strict=True)),
+    slow_but([(kind, seed) for kind in KINDS for seed in range(3)], *list(zip(KINDS, (0, 1) * 2, strict=True))[::2]),
 )
 def test_every_claim_can_be_read_off_the_matrix(kind, seed, monkeypatch):
     monkeypatch.setattr(limits, "MOST_WORDS", 3)

@@ -63,6 +63,7 @@ def trainer(path, collator, **options):
     return transformers.Trainer(llama(), args, train_dataset=rows, data_collator=collator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, *(pytest.param({name: True}, marks=pytest.mark.slow) for name in ("bf16", "gradient_checkpointing"))],
@@ -107,6 +108,7 @@ def sees_the_pack(model):
     model.forward = lambda position_ids=None, **named: type(model).forward(model, **named)
 
 
+@pytest.mark.slow
 def test_a_fault_that_comes_later_is_named_at_the_next_due_step(caplog):
     model = llama()
     monitor = StackMonitor(model, pack=joined, every=3, on_error="warn")

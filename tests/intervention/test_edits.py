@@ -55,10 +55,10 @@ def edited(model: nn.Module, kind: EditedModel, x: Tensor, name: str) -> tuple[T
 
 # In these models every edit is tried on each run of the suite; in the others those that show the most, and among the
 # slow tests one of each stage.
-OFTEN = ("Decoder", "F.sdpa grouped", "einsum, rows first", "grouped by hand")
+OFTEN = ("F.sdpa grouped", "einsum, rows first", "Decoder", "grouped by hand")
 TELLING = ("mean", "all_at_once", "of_patched_weights")
 PAIRS = [
-    pytest.param(name, case, marks=() if name in OFTEN or case in TELLING else pytest.mark.slow)
+    pytest.param(name, case, marks=() if name in OFTEN[:2] or case in TELLING else pytest.mark.slow)
     for number, name in enumerate(MODELS)
     for case in CASES
     if name in OFTEN or case in (*TELLING, *one_of_each_stage(number))

@@ -98,6 +98,7 @@ def test_random_blocks_depend_on_seed_and_row_block_only(symmetric):
     assert not torch.equal(RandomBlocks(6, size=4, count=3).dense(236, 236), RandomBlocks(5, 4, 3).dense(236, 236))
 
 
+@pytest.mark.slow
 def test_random_blocks_are_whole_distinct_and_spread():
     size, count, blocks = 3, 4, 61
     bits = RandomBlocks(0, size, count).dense(size * blocks, size * blocks)[0, 0]

@@ -73,6 +73,7 @@ def test_a_notebook_shows_the_drawing_without_styles_that_reach_its_page():
     assert elements == alone - 1
 
 
+@pytest.mark.slow
 @looped(
     ("mask", "sizes"),
     [

@@ -11,6 +11,7 @@ import transformers
 
 from saccade import models
 from saccade.operator._backends.native import _kernels
+from slowly import slow_after
 
 pytestmark = pytest.mark.skipif(_kernels.module is None, reason="no native kernels")
 SIZES = dict(vocab_size=307, hidden_size=256, num_hidden_layers=2, num_attention_heads=4)
@@ -52,7 +53,7 @@ def contents(folder):
     return found, metadata
 
 
-@pytest.mark.parametrize("kind, tied", [("Llama", False), ("Llama", True), ("GPTNeoX", False)])
+@pytest.mark.parametrize("kind, tied", slow_after(2, [("Llama", False), ("Llama", True), ("GPTNeoX", False)]))
 def test_a_saved_model_has_the_same_numbers_again(kind, tied, tmp_path):
     original = made(kind, tmp_path / "floats", intermediate_size=384, tie_word_embeddings=tied)
     model = models.load(tmp_path / "floats", weights="int8")

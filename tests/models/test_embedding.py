@@ -19,6 +19,7 @@ from published import transformers, written, written_words
 from saccade import models
 from saccade.models import embedding
 from saccade.variants import LongformerConfig
+from slowly import diagonal
 
 TEXTS = [
     "The cat sat on the mat.",
@@ -81,8 +82,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("pooling", FORMULAS)
-@pytest.mark.parametrize("tokens", [1, 19, 4096])
+@pytest.mark.parametrize(("pooling", "tokens"), diagonal([*FORMULAS], [1, 19, 4096]))
 def test_vectors_are_the_formulas_of_a_padded_batch(tmp_path, pooling, tokens):
     path = folder(tmp_path)
     x, m = states(path)

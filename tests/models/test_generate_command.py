@@ -54,6 +54,7 @@ def test_an_empty_prompt_begins_a_text(write, capsys):
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.slow
 def test_weights_of_few_bits_are_those_of_load(capsys):
     assert cli.main(["generate", "the cat", "--tokens", "9", "--seed", "3", "--weights", "int4"]) == 0
     wanted = "".join(generate(load(weights="int4"), "the cat", 9, Sampling(temperature=0.8, seed=3)))

@@ -23,6 +23,7 @@ from saccade.operator._int4 import int4_weight
 from saccade.operator._int8 import BLOCK
 from saccade.operator._products import unrounded
 from saccade.operator.nn._rounded import FORMS, RoundedLinear
+from slowly import diagonal
 
 SIZES = dict(vocab_size=307, hidden_size=192, intermediate_size=389, num_hidden_layers=2, num_attention_heads=3)
 GPT2 = dict(vocab_size=307, n_embd=192, n_layer=2, n_head=3, n_positions=64, bos_token_id=0, eos_token_id=1)
@@ -101,8 +102,7 @@ def batch(kind):
     return {"input_ids": ids} | ({"decoder_input_ids": ids[:, :11]} if kind == "bart" else {})
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("form", "kind"), diagonal([*FORMS], [*KINDS]))
 @torch.no_grad()
 def test_it_is_the_stored_model_with_rounded_layers(saved, kind, form):
     """Compared without rounding of inputs, which makes the last bits of one layer steps in the next; they are seen to
@@ -133,6 +133,7 @@ def test_it_is_the_stored_model_with_rounded_layers(saved, kind, form):
     assert f"{count} linear layers hold their weights in {form}{rest}:" in model.explain()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_dtype_of_everything_else(saved, tmp_path):
     assert models.load(saved("llama"), weights="int8", dtype=torch.bfloat16).dtype == torch.bfloat16
@@ -163,6 +164,7 @@ def test_texts_continue_and_calls_are_seen_as_without():
     assert not watched.unobserved
 
 
+@pytest.mark.slow
 def test_attribution_is_that_of_the_weights_that_the_layers_stand_for():
     lm, same, text = models.load(weights="int8"), models.load(), "The cat sat on the"
     for name, part in lm.named_modules():

@@ -123,6 +123,7 @@ def test_t5(t5):
     assert ours.whole_many(["a b c d e f g"], longest=4)[0][-1] == 1
 
 
+@pytest.mark.slow
 def test_marian(marian):
     theirs = their_marian(marian)
     ours = open_sentencepiece(marian)

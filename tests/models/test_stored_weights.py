@@ -24,6 +24,7 @@ from saccade.make.models.checkpoints.quantised import HELD_TYPES, WholeNumbers, 
 from saccade.make.models.checkpoints.transformers_reading import read_configuration, read_weights
 from saccade.operator._products import unrounded
 from saccade.operator.nn._rounded import HeldWeight, RoundedLinear
+from slowly import diagonal
 
 SIZES = dict(vocab_size=307, hidden_size=256, intermediate_size=448, num_hidden_layers=2, num_attention_heads=4)
 KINDS = {
@@ -150,8 +151,7 @@ def test_a_gguf_file_that_is_read_with_the_package_gguf_is_held(tmp_path):
     assert sum("blk." in name for name in model.report.dequantised) == 4  # keys and values, below 32,768 weights
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("method", "kind"), diagonal([*METHODS], [*KINDS]))
 @torch.no_grad()
 def test_packed_layers_are_read_and_held(kind, method, tmp_path):
     """A number, a zero or a column in the wrong place gives other logits, and so does a layer that is left out."""
@@ -226,6 +226,7 @@ def test_zeros_beyond_a_byte_are_not_held():
     assert whole.held() == "zeros beyond 8 bits"
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_packed_folder_keeps_how_it_generates_and_can_be_inspected(tmp_path):
     with checkpoints.quiet():

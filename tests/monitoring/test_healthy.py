@@ -17,6 +17,7 @@ from saccade.models import DecoderLM, ModelConfig
 from saccade.monitoring import Alarms, watch
 from saccade.nn import AttentionConfig, BlockConfig, Decoder, Encoder
 from saccade.positions import AlibiConfig, RotaryConfig
+from slowly import alternate
 
 B, L, E, H, V = 3, 41, 32, 4, 37
 
@@ -104,8 +105,7 @@ ATTENTIONS = {
 }
 
 
-@pytest.mark.parametrize("kind", [Encoder, Decoder], ids=["encoder", "decoder"])
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize(("name", "kind"), alternate([*ATTENTIONS], [Encoder, Decoder]))
 def test_stacks_with_every_kind_of_attention(kind, name):
     torch.manual_seed(3)
     model = kind(BlockConfig(ATTENTIONS[name], hidden=64), 3)

@@ -93,6 +93,7 @@ class Attending(nn.Module):
         return nn.functional.scaled_dot_product_attention(x, x, x)
 
 
+@pytest.mark.slow
 def test_layers_that_did_not_run_or_may_hide_calls_are_left_out():
     compiled = torch.compile(nn.Sequential(nn.Linear(8, 8)), backend="eager")
     model = Mixed([nn.GRU(8, 8), Attending(), nn.Linear(8, 8), compiled, nn.GRU(8, 8)])

@@ -19,6 +19,7 @@ from saccade.operator import _observers
 from saccade.operator._backends.native import _kernels
 from saccade.positions import RotaryConfig
 from saccade.see.monitoring import _watch
+from slowly import slow_after
 
 pytestmark = pytest.mark.skipif(_kernels.module is None, reason="no native kernels")
 STEPS, WIDTH = 37, 30
@@ -128,7 +129,7 @@ def capped(call):
     return dense(query[..., :1] * 0, key[..., :1] * 0, ~hidden, bias=logits)
 
 
-@pytest.mark.parametrize("items", [1, 3])
+@pytest.mark.parametrize("items", slow_after(1, [1, 3]))
 def test_alarms_are_those_of_one_call_after_another(taken, items):
     """Readings of 5 rows begin and end within what is added up at once; a NaN on the way is found at its step."""
     steps = Steps(items)
@@ -154,6 +155,7 @@ def test_alarms_are_those_of_one_call_after_another(taken, items):
     assert got == want
 
 
+@pytest.mark.slow
 def test_what_begins_inside_a_step_or_edits_gets_the_modules(taken):
     """A watch of one layer has its steps begun by a hook that a native step would not call."""
     steps = Steps()
@@ -176,6 +178,7 @@ def test_what_begins_inside_a_step_or_edits_gets_the_modules(taken):
     assert torch.allclose(kept.out, saccade.attention(kept.query, kept.key, kept.value, softcap=7.0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_another_thread_reads_a_watch_that_runs(monkeypatch):
     """Two threads never add up at once: numbers would be lost or counted twice."""
     steps, inside, most = Steps(), [], []

@@ -63,7 +63,7 @@ INSIDE = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(INSIDE, "lengths", "placed", "dropout", "relative"))
+@pytest.mark.parametrize("name", slow_but(INSIDE, "placed", "dropout"))
 def test_masks_made_inside(name):
     check(INSIDE[name], *problems.leaves(problems.tensors()).values())
 
@@ -161,6 +161,7 @@ def test_a_dispatch_mode_sees_the_operator():
     assert torch.equal(out, saccade.attention(query, key, value, Causal()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["wide_causal", "everything", "relative_backwards"], "everything"))
 def test_the_operators_schema_and_rules(name):
     """PyTorch's own checks: the schema, the fake rule and the autograd rule, with real and with fake tensors."""

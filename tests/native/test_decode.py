@@ -62,6 +62,7 @@ def test_the_threshold():
     assert not native.decodes(9, 1, 64) and not native.decodes(3, 3, 64) and not native.decodes(1, 1, 63)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", slow_but(fuzzing.DTYPES, torch.float32), ids=str
 )  # fewer chunks in halves: test_any_call

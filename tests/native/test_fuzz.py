@@ -15,7 +15,7 @@ pytest.importorskip("saccade._native", reason="this installation has no native b
 
 # One example is many: each has its own numbers, and runs on every set. The tensors are drawn from a seed.
 rich = settings(
-    max_examples=25,
+    max_examples=15,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )
 

@@ -140,7 +140,7 @@ BOOLS = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(BOOLS)
 def test_tiles_of_any_program_are_those_of_its_pairs(text):
     fn = eval(f"lambda b, h, q, k: {text}", globals())

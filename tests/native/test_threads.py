@@ -153,6 +153,7 @@ def test_pytorch_s_team_is_used_and_no_second_runtime_is_loaded(ended):
     assert runtimes.count("omp") <= 1
 
 
+@pytest.mark.slow
 def test_a_forked_child_computes_though_its_parent_had_a_team(ended):
     """GNU libgomp waits forever there for the threads of the parent's team."""
     assert ended["fork"].out == "0 True\n", ended["fork"].err

@@ -53,7 +53,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but(WAYS, forward_and_backward))
 @pytest.mark.parametrize(
     ("mask", "length"),
     [("none", 1536), ("padding", 1536), ("window", LONG), pytest.param("causal", LONG, marks=pytest.mark.slow)],
@@ -114,6 +114,7 @@ def test_work_for_a_window_grows_linearly(way):
     assert long < 4.4 * short
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", slow_but(WAYS, forward_and_backward))
 def test_causal_work_is_about_half(way):
     whole, causal = flops(way, 2048, None), flops(way, 2048, saccade.Causal())

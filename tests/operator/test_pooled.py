@@ -10,6 +10,7 @@ import saccade
 from saccade.operator import _pooled
 from saccade.operator._backends.native import _pooled as native
 from saccade.operator._checks import make_call
+from slowly import slow_but
 
 B, HQ, HKV, D = 2, 6, 3, 19
 
@@ -74,7 +75,12 @@ def pool(weights, visible, rows, bins):
 
 
 @pytest.mark.parametrize(
-    ("way", "bins"), [("native", (1, 1)), ("native", (3, 4)), ("native", (32, 64)), ("tiles", (3, 4))]
+    ("way", "bins"),
+    slow_but(
+        [("native", (1, 1)), ("native", (3, 4)), ("native", (32, 64)), ("tiles", (3, 4))],
+        ("native", (3, 4)),
+        ("tiles", (3, 4)),
+    ),
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_pools_what_the_dense_map_has(name, bins, way, monkeypatch):

@@ -10,6 +10,7 @@ from flex_functions import DV, HKV, HQ, LK, LQ, B, D, mask_functions, qkv, score
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 import saccade
+from slowly import alternate
 
 SCORES = sorted(score_functions())
 MASKS = sorted(mask_functions())
@@ -53,8 +54,7 @@ def test_a_score_function_and_its_gradients(name):
         close(mine, nowhere_nan(right), rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(("name", "dtype"), alternate([*SCORES], [torch.float32, torch.bfloat16]), ids=str)
 def test_the_kernels_are_as_close_to_float64_as_pytorch_is(name, dtype):
     wide, narrow = qkv(), qkv(dtype)
     with torch.no_grad():

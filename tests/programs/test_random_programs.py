@@ -101,7 +101,7 @@ CASES = {"score": SCORES, "mask": st.none() | TESTS}
 
 
 @given(**CASES)
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_random_functions(score, mask):
     compare(score, mask)
 

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import saccade
 from saccade.operator._backends import flex
 from saccade.operator._checks import make_call
-from slowly import slow_but
+from slowly import diagonal, slow_but
 
 B, HQ, HKV, LQ, LK, D, DV = 2, 6, 3, 11, 13, 7, 5
 W = 2 * LK  # distances of a table: more than any pair has
@@ -316,8 +316,13 @@ def test_tiles_and_threads_change_no_bit_of_a_gradient(name):
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("mask", [None, saccade.Causal().slice((2, 2 + LQ), (3, 3 + LK), lengths=(17, 19))])
-@pytest.mark.parametrize("name", ["alibi", "inverse causal with a program", "scaled by heads", "not traced"])
+@pytest.mark.parametrize(
+    ("mask", "name"),
+    diagonal(
+        [None, saccade.Causal().slice((2, 2 + LQ), (3, 3 + LK), lengths=(17, 19))],
+        ["alibi", "inverse causal with a program", "scaled by heads", "not traced"],
+    ),
+)
 def test_eager_flex_receives_the_same_function(name, mask):
     held = tables(torch.float32)
     held["items"] = torch.randn(B, 19)

@@ -61,6 +61,7 @@ def test_a_share_of_all_heads_stays_the_strongest_first_and_one_of_each_layer():
         choose_heads(model, importance, 0.5)
 
 
+@pytest.mark.slow
 def test_after_greedy_removal_the_heads_go_that_it_took():
     """Its rises are of different rounds: by their size other heads would go."""
     model = Loss()

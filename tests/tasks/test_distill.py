@@ -265,6 +265,7 @@ def test_the_validation_file_is_the_teachers(files, tmp_path):
     assert shared.source.validation is None and len(shared.validation) == 42
 
 
+@pytest.mark.slow
 def test_the_command(learned, files, tmp_path, capsys):
     out = tmp_path / "run"
     options = ["--steps=4", "--precision=no", "--no-tensorboard", "--seeds=2", "--relations=1"]

@@ -22,6 +22,7 @@ from saccade.tasks._series._picture import forecast_picture
 from saccade.tasks._series._table import SeriesTable, Windows
 from saccade.training import Reporter, Settings
 from saccade.training.running_statistics import running_norms
+from slowly import slow_after
 from tasks.conftest import write_csv
 from tasks.test_kills import survives_kills
 from training.test_killing import server
@@ -76,6 +77,7 @@ def noise(tables):
     return tasks.train("forecast", tables / "noise.csv", tables / "noise", **{**SMALL, "steps": 1})
 
 
+@pytest.mark.slow
 def test_learns_what_can_be_learned(learned, tables):
     report = tasks.test(learned, tables / "later.csv")
     assert report.metrics["MSE"] < 0.01  # of a variance of 1
@@ -203,7 +205,7 @@ def test_parts_with_statistics_of_their_own_are_told(tables, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("tuning", [{"last": 1}, {"lora": 2}])
+@pytest.mark.parametrize("tuning", slow_after(1, [{"last": 1}, {"lora": 2}]))
 def test_norms_that_do_not_learn_keep_their_statistics(tables, tmp_path, tuning):
     shape = {**SMALL, "layers": 2, "steps": 2}
     first = tasks.train("forecast", tables / "series.csv", tmp_path / "first", **shape)

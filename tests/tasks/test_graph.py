@@ -85,6 +85,7 @@ def learned(data):
     return tasks.train("graph", data, data.parent / "learned", **SMALL)
 
 
+@pytest.mark.slow
 def test_learns_from_neighbours_what_no_node_tells_of_itself(learned, data):
     report = tasks.test(learned, data)
     assert len(report.tested.data) == 31

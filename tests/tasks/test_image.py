@@ -320,6 +320,7 @@ def test_the_picture_shows_the_surest_mistakes():
     assert worst(outputs, np.array([0, 1, 0, 1, 0])) == [4, 2, 1, 0, 3]  # none is wrong: the least sure first
 
 
+@pytest.mark.slow
 def test_a_picture_says_taken_for_of_wrong_ones_only():
     """And two rows of images are as high as the images, with no empty band between them."""
     weights = np.array([0.3, 0.1, 0.2, 0.05, 0.25, 0.03, 0.07])

@@ -41,6 +41,7 @@ def learned(tmp_path_factory):
     return tasks.train("mlm", written(folder / "weeks.txt", weeks(307, 3)), folder / "run", **OPTIONS)
 
 
+@pytest.mark.slow
 def test_learns_what_can_be_learned(learned):
     report = tasks.test(learned, learned.folder.parent / "unseen.txt")
     assert report.metrics["accuracy"] == 1.0 and 1.0 <= report.metrics["perplexity"] < 1.1

@@ -42,6 +42,7 @@ def pruned(wide, files, tmp_path_factory):
     return tasks.prune(wide, tmp_path_factory.mktemp("pruned") / "run", heads="0.1,1.0,1.2")
 
 
+@pytest.mark.slow
 def test_a_pruned_run_is_the_run_with_its_heads_masked(wide, pruned, files):
     """By `saccade test` of the folder: what is written, read and predicted."""
     found = tasks.test(pruned.run.folder, files / "unseen.csv", baseline=False)

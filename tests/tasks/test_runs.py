@@ -245,6 +245,7 @@ def test_settings_follow_from_the_data():
     assert settings_for(recipe, 3, {}).batch == 3  # or micro-batches of it could be empty
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_the_metric_and_the_time_left(files, tmp_path):
     written = io.StringIO()
     run = request("classify", files / "reviews.csv", tmp_path / "out", {**SHORT, "minutes": 5.0})
@@ -328,6 +329,7 @@ def test_a_baseline_that_cannot_learn_leaves_the_models_figures(tmp_path, task, 
     assert report.note.startswith("no baseline: ") and reason in report.note and "\n" not in report.note
 
 
+@pytest.mark.slow
 def test_the_picture(learned, files, tmp_path):
     report = tasks.test(learned, files / "unseen.csv", baseline=False)
     report.save_picture(tmp_path / "confusion.svg")
@@ -383,6 +385,7 @@ def with_room_for(monkeypatch, rows):
     monkeypatch.setattr(tasks.Classify, "forward", greedy)
 
 
+@pytest.mark.slow
 def test_a_look_has_no_more_rows_than_parts_of_a_step(files, tmp_path, monkeypatch):
     sizes, forward = [], tasks.Classify.forward
 

@@ -76,6 +76,7 @@ def test_train_test_predict(files, tmp_path, capsys, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_predict_warns_of_a_model_that_was_stopped_in_its_warm_up(files, tmp_path, capsys):
     out = tmp_path / "run"
     assert cli.main(command(files, out, "--no-tensorboard", "--steps", "3", "--warmup", "2")) == 0

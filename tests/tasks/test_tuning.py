@@ -29,6 +29,7 @@ def changed_tensors(before, after):
     return {name for name, tensor in before.state_dict().items() if not torch.equal(tensor, after.state_dict()[name])}
 
 
+@pytest.mark.slow
 def test_the_last_blocks_learn_alone(begun, files, tmp_path):
     options = {**FAST, "steps": 4, "last": 2}
     run = tasks.train("classify", files / "reviews.csv", tmp_path / "run", initial=begun.folder, **options)

@@ -14,6 +14,7 @@ from saccade.training import Reporter, train_language_model
 from saccade.training.run_folder import lock as locking
 from saccade.training.run_folder.layout import make_folder
 from saccade.training.run_folder.lock import FileLock
+from slowly import slow_after
 from training.test_run import files_of
 
 # The module alone, which needs only the standard library: a process that starts at once.
@@ -100,7 +101,7 @@ class Second(Reporter):
             self.told.append(str(raised.value))
 
 
-@pytest.mark.parametrize("begun", ["new", "resumed", "overwriting"])
+@pytest.mark.parametrize("begun", slow_after(1, ["new", "resumed", "overwriting"]))
 def test_a_second_run_is_told_and_the_first_goes_on(make_run, tmp_path, begun):
     run = make_run()
     if begun != "new":

@@ -13,7 +13,7 @@ import torch
 from saccade import cli
 from saccade.training import EvaluationSettings, Reporter, Stopped, train_language_model
 from saccade.training.run_folder.checkpoint_files import read_checkpoint
-from slowly import slow_but
+from slowly import slow_after, slow_but
 from training.test_files import files_no_larger_than
 
 
@@ -125,6 +125,7 @@ def test_a_run_that_is_over_is_finished_again(run, whole):
     assert "validation loss as stored" in (whole / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins(run, whole):
     (run().out / "checkpoints").mkdir(parents=True)
     notes = Notes()
@@ -143,7 +144,9 @@ def test_nothing_to_resume(run, tmp_path):
         run(resume=True, overwrite=True)
 
 
-@pytest.mark.parametrize("spoil", [lambda content: content[:-100], lambda content: content[:50] + b"?" + content[51:]])
+@pytest.mark.parametrize(
+    "spoil", slow_after(1, [lambda content: content[:-100], lambda content: content[:50] + b"?" + content[51:]])
+)
 def test_a_damaged_checkpoint_is_passed_over(run, whole, spoil):
     with pytest.raises(Stopped):
         train_language_model(run(), at(5))
@@ -244,6 +247,7 @@ def test_auto_goes_on_in_the_precision_it_began_with(run, another_machine, began
     assert f"precision {here}," in (run("new").out / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_how_a_run_is_looked_at_may_change(run, whole):
     with pytest.raises(Stopped):
         train_language_model(run(), at(5))
@@ -253,6 +257,7 @@ def test_how_a_run_is_looked_at_may_change(run, whole):
         assert torch.equal(tensor, weights(run().out)[name])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_have_moved(run, whole, tmp_path):
     with pytest.raises(Stopped):
         train_language_model(run(), at(4))
@@ -267,6 +272,7 @@ def test_an_overwritten_run_leaves_nothing_to_resume_by_mistake(run, whole):
     assert [path.stem for path in sorted((whole / "checkpoints").iterdir())] == ["000000000", "000000001"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_no_more_than_what_cannot_be_written(run, whole):
     limit = files_no_larger_than(1000)
     notes = Notes(3, limit.__enter__)  # the checkpoint of step 2 is written, the look at 3 is not
@@ -285,6 +291,7 @@ def test_a_full_disk_costs_no_more_than_what_cannot_be_written(run, whole):
     same(run().out, whole)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_while_changes_nothing(run, whole):
     limit = files_no_larger_than(1000)
 
@@ -362,6 +369,7 @@ def test_patience_counts_after_copying_and_by_what_is_an_improvement():
         assert progress.over(settings) == over
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_with_more_steps(make_run, tmp_path):
     def asked(steps, **more):
         return make_run(steps, looks={"every": 9, "checkpoint_every": 2}, **more)

@@ -97,6 +97,7 @@ def test_bad_ranges(options, message):
 OPTIONS = "--layers 1 --heads 2 --width 32 --context 23 --batch 8 --precision no --vocabulary 283 --high 10".split()
 
 
+@pytest.mark.slow
 def test_the_command(story, tmp_path, capsys):
     command = ["train", "rate", str(story), *OPTIONS, "--steps", "60"]
     assert cli.main([*command, "--out", str(tmp_path / "rate")]) == 0

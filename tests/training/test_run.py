@@ -112,6 +112,7 @@ def test_starting_from_a_model(make_run, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_a_pruned_model_goes_on_with_the_heads_it_has(make_run, tmp_path):
     first = train_language_model(make_run(out=tmp_path / "first"))
     prune(first, {0: [1]})
@@ -161,6 +162,7 @@ def test_an_existing_model_is_refused_and_overwritten_on_request(make_run):
     assert "2 of 2" in (make_run().out / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_an_interrupted_overwriting_leaves_a_model_that_fits_together(make_run):
     train_language_model(make_run())
     out = make_run().out
@@ -233,6 +235,7 @@ def test_the_beginning_of_a_run_is_written_before_its_first_step(make_run):
     assert seen[0].endswith("evaluated every 2 steps\n")
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_bar(make_run):
     run, written = make_run(), io.StringIO()
     console = Console(file=written, width=120, force_terminal=True)

@@ -58,6 +58,7 @@ def test_starting_from_a_model_and_copying_first(train, tmp_path, capsys):
     assert "3 steps before the text, on random tokens over and over; in 50% of the windows" in card
 
 
+@pytest.mark.slow
 def test_sizes_that_are_not_given_are_those_of_the_model_to_start_from(train, story, tmp_path, capsys):
     assert train("--steps", 2, "--characters") == 0
     given = ["--from", str(tmp_path / "out"), "--steps", "2", "--out", str(tmp_path / "next")]

@@ -231,6 +231,7 @@ def test_dropout_drops_in_all_blocks_and_keeps_the_mean():
     assert torch.equal(drawn[3], block_topk_attention(query, key, value, Causal(), block=4, k=3, dropout=Dropout(p, 3)))
 
 
+@pytest.mark.slow
 def test_the_own_block_and_the_others_drop_by_numbers_of_their_own():
     """Token 1 reads key 0 in the first of the sorted pairs, token 0 reads key 0 in its own first row: with one seed for
     both, one is dropped whenever the other is."""

@@ -93,6 +93,7 @@ def test_without_alpha_it_is_the_delta_rule():
     torch.testing.assert_close(out, gated_delta_rule(*tensors, ones, Causal()), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @looped("sizes", [[1] * 67, [1, 1, 64, 1], [13, 53, 1]])
 def test_steps_are_the_formula(sizes):
     assert_same(by_steps(sizes), inputs(67))

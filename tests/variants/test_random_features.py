@@ -11,6 +11,7 @@ import torch
 from looped import looped
 from saccade.variants import draw_projection, random_features
 from saccade.variants._random_features import KINDS, haar_rotations, usual_features, vectors_for
+from slowly import slow_after
 
 DRAWS = {4: 60_000, 16: 15_000}  # for each width; of as many vectors
 
@@ -67,6 +68,7 @@ def test_products_estimate_the_kernel_without_bias(kind, orthogonal, width):
     assert within(estimates(kind, width, orthogonal), math.exp(float(x @ y)))
 
 
+@pytest.mark.slow
 @looped("kind", KINDS)
 @looped("width", [4, 16])
 def test_independent_vectors_have_the_derived_error(kind, width):
@@ -86,7 +88,7 @@ def test_orthogonal_vectors_are_no_worse(kind, width):
     assert squares.mean().item() < derived_error(kind, width) + 5 * bar(squares)
 
 
-@pytest.mark.parametrize("width", [4, 16])
+@pytest.mark.parametrize("width", slow_after(1, [4, 16]))
 def test_orthogonal_positive_features_gain_what_theorem_2_promises(width):
     x, y = pair(width)
     sm, least = math.exp(float(x @ y)), math.exp(-float(x @ x + y @ y) / 2)

@@ -84,7 +84,7 @@ def line_in(function, words):
         (misbehaving.leaves, "ended the process with status 7", None),
         (misbehaving.exits, "exit(3)", "sys.exit"),
         (misbehaving.is_greedy, "more memory than the limit", "torch.zeros"),
-        (misbehaving.hoards, "more memory than the limit", "kept.append"),
+        pytest.param(misbehaving.hoards, "more memory than the limit", "kept.append", marks=pytest.mark.slow),
         (misbehaving.wants_gpu, "a device that this machine lacks", "cuda:97"),
     ],
     ids=lambda one: getattr(one, "__name__", ""),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from saccade.verification import Undecided
 from saccade.verification._verify import verify
 from saccade.verification.subject.discovery._discover import discover
+from slowly import slow_after
 
 E, H, V = 24, 4, 61
 
@@ -113,6 +114,7 @@ def test_a_cache_whose_rotations_come_from_the_caller_is_not_tried() -> None:
     assert reading.cache is None and "freqs_cis made for positions from 0 on" in reading.assumed
 
 
+@pytest.mark.slow
 def test_tokens_with_the_position_at_which_they_begin() -> None:
     module = Llama().eval()
     subject = discover(module)
@@ -163,6 +165,7 @@ class Window(nn.Module):
         return self.proj((scores.softmax(self.axis) @ v).transpose(1, 2).flatten(2))
 
 
+@pytest.mark.slow
 def test_one_length_alone_is_measured_at_that_length() -> None:
     names = ["scale", "softmax", "mixing", "order", "precision", "dropout", "dtype and device"]
     report = verify(Window(), isolated=False, checks=names)
@@ -175,7 +178,7 @@ def test_one_length_alone_is_measured_at_that_length() -> None:
 
 @pytest.mark.parametrize(
     ("options", "check"),
-    [({"scale": 1.0}, "scale"), ({"axis": -2}, "softmax"), ({"sees": 2}, "causal-leak")],
+    slow_after(1, [({"scale": 1.0}, "scale"), ({"axis": -2}, "softmax"), ({"sees": 2}, "causal-leak")]),
 )
 def test_faults_of_one_length_alone_are_named(options: dict[str, Any], check: str) -> None:
     report = verify(Window(**options), isolated=False, checks=["scale", "softmax", "causal-leak", "mixing"])

@@ -196,6 +196,7 @@ def test_an_architecture_is_a_model_and_nothing_else_of_the_library(tmp_path, mo
     assert type(load(str(tmp_path)).model) is transformers.GPT2LMHeadModel
 
 
+@pytest.mark.slow
 def test_a_configuration_alone_that_asks_for_more_than_there_is(tmp_path, model, meta_device):
     model.config.save_pretrained(tmp_path)
     path = tmp_path / "config.json"

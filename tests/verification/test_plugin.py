@@ -110,6 +110,7 @@ def test_a_target_that_cannot_be_called_says_so_in_its_tests(project):
     assert "Traceback" not in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_the_fixture_fails_with_the_report(project):
     tester = project()
     tester.makepyfile(

@@ -67,6 +67,7 @@ def opened(folder, model, config, **settings):
     return models.load(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "config", "settings"),
     [

@@ -34,11 +34,13 @@ def gemma2():
     return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SIZES, head_dim=8, sliding_window=5))
 
 
+@pytest.mark.slow
 def test_layers_with_a_window_alternate_with_layers_without():
     assert gemma2().config.layer_types == ["sliding_attention", "full_attention"]
     assert not checked(gemma2(), "causal-blindness")
 
 
+@pytest.mark.slow
 def test_a_configured_window_that_no_layer_has_is_an_error(monkeypatch):
     file = transformers.models.gemma2.modeling_gemma2
     monkeypatch.setattr(file, "create_sliding_window_causal_mask", file.create_causal_mask)
@@ -58,6 +60,7 @@ def test_xlnet_reads_both_sides():
     assert not checked(transformers.XLNetLMHeadModel(config), "causal-leak")
 
 
+@pytest.mark.slow
 def test_an_encoder_of_images_beside_a_decoder_says_nothing_of_the_text():
     """GIT's image encoder says `is_causal = False`, and its decoder nothing."""
     images = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -89,6 +92,7 @@ def test_a_model_of_outputs_of_its_own_number_is_not_accused():
         checked(transformers.PerceiverForMaskedLM(config), "mixing")
 
 
+@pytest.mark.slow
 def test_queries_that_go_through_a_router_keep_their_positions():
     sizes = {name: value for name, value in SIZES.items() if name != "num_attention_heads"} | {"num_hidden_layers": 1}
     torch.manual_seed(0)
@@ -118,6 +122,7 @@ def test_rows_put_back_at_an_index_are_followed(strict):
     assert bool(found) == strict and all("its own position" in one for one in found)
 
 
+@pytest.mark.slow
 def test_debertas_scale_counts_the_relative_terms():
     config = transformers.DebertaV2Config(
         **{name: value for name, value in SIZES.items() if "key_value" not in name},
@@ -130,6 +135,7 @@ def test_debertas_scale_counts_the_relative_terms():
     assert not checked(transformers.DebertaV2ForMaskedLM(config), "scale")
 
 
+@pytest.mark.slow
 def test_a_sink_after_a_shift_of_the_rows_is_a_sink():
     config = transformers.GptOssConfig(**SIZES, head_dim=8, num_local_experts=4, num_experts_per_tok=2)
     torch.manual_seed(5)

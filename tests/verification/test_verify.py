@@ -484,6 +484,7 @@ def test_limits_can_be_given(with_checks):
     assert verify(right, False, how=READING, limits=Limits(5.0, 1.0)).ok
 
 
+@pytest.mark.slow
 def test_modules_of_any_form_are_called(with_checks):
     with_checks(*checks(scale=passes))
     report = verify(nn.MultiheadAttention(24, 4, batch_first=True), False)

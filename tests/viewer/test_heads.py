@@ -314,6 +314,7 @@ def test_a_model_without_a_language_head_shows_how_its_states_change(checkpoints
     assert reply.status == 400 and reply.header["error"].startswith("importance: ")
 
 
+@pytest.mark.slow
 def test_layers_that_share_their_weights_are_refused(checkpoints, tmp_path):
     """Their module has one name, so all of its layers would lose the head."""
     import transformers

@@ -26,6 +26,7 @@ import saccade
 from saccade.viewer.server import _app, _serve, _view
 from saccade.viewer.server._serve import Viewer, open_browser
 from saccade.viewer.server._view import open_session
+from slowly import slow_after
 
 TEXT = "The hen met the fox."
 # Starlette and uvicorn are imported here for the first time, whatever they warn of in their own code.
@@ -94,16 +95,19 @@ def test_a_port_that_is_taken_is_told_and_a_free_one_is_used(session):
 
 @pytest.mark.parametrize(
     ("host", "shown", "others"),
-    [
-        ("0.0.0.0", "127.0.0.1", True),
-        ("0", "127.0.0.1", True),
-        ("::", "[::1]", True),
-        ("0::0", "[::1]", True),
-        ("localhost", None, False),
-        ("127.1", "127.0.0.1", False),
-        ("127.0.0.2", "127.0.0.2", False),
-        ("::1", "[::1]", False),
-    ],
+    slow_after(
+        4,
+        [
+            ("0.0.0.0", "127.0.0.1", True),
+            ("0", "127.0.0.1", True),
+            ("::", "[::1]", True),
+            ("0::0", "[::1]", True),
+            ("localhost", None, False),
+            ("127.1", "127.0.0.1", False),
+            ("127.0.0.2", "127.0.0.2", False),
+            ("::1", "[::1]", False),
+        ],
+    ),
 )
 def test_another_address_is_known_by_what_the_socket_is_bound_to(session, host, shown, others, capsys):
     """However it is written: the address that is printed answers, and where other machines come in that is said."""
@@ -408,9 +412,9 @@ def connected(viewer, count=1):
     return [socket.create_connection((host, int(port)), timeout=20) for _ in range(count)]
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /client.js HT", b"GET /gone HTTP/1.1\r\nHost: x\r\n\r\nG"])
+@pytest.mark.parametrize("sent", slow_after(2, [b"", b"GET /client.js HT", b"GET /gone HTTP/1.1\r\nHost: x\r\n\r\nG"]))
 def test_a_connection_whose_request_does_not_come_is_closed(session, monkeypatch, sent):
-    monkeypatch.setattr(_app, "PATIENCE", 0.3)
+    monkeypatch.setattr(_app, "PATIENCE", 0.1)
     with Viewer(session) as viewer, connected(viewer)[0] as silent:
         silent.sendall(sent)
         with contextlib.suppress(ConnectionResetError):
@@ -419,7 +423,7 @@ def test_a_connection_whose_request_does_not_come_is_closed(session, monkeypatch
 
 
 def test_a_body_that_does_not_come_is_answered(session, monkeypatch):
-    monkeypatch.setattr(_app, "PATIENCE", 0.3)
+    monkeypatch.setattr(_app, "PATIENCE", 0.1)
     with Viewer(session) as viewer, connected(viewer)[0] as silent:
         address, _, token = viewer.url.partition("//")[2].partition("/?token=")
         head = f"POST /api/open HTTP/1.1\r\nHost: {address}\r\nX-Saccade-Token: {token}\r\nContent-Length: 9\r\n\r\n"

@@ -264,6 +264,7 @@ def test_progress_is_told_while_heads_are_patched_and_not_after(session, monkeyp
     assert answer(session, "progress")[0] == {}
 
 
+@pytest.mark.slow
 def test_a_long_text_and_a_watch_open_at_a_clear_head():
     """They opened at head 0.0, which may be the most diffuse."""
     attend = torch.nn.Module()

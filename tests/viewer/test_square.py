@@ -78,6 +78,7 @@ def test_a_square_cut_to_a_stretch_keeps_the_special_tokens(monkeypatch):
     assert f"This page holds the {seen.part(columns)}" in html
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_but(["ahead", "nothing", "ending"], "ahead"))
 @pytest.mark.parametrize("widths", [(40, 97), pytest.param((61, 200), marks=pytest.mark.slow)], ids=str)
 def test_nothing_is_wider_than_the_terminal(kind, widths, monkeypatch):

@@ -108,6 +108,7 @@ def test_a_system_that_does_not_tell_still_times(monkeypatch):
     ]
 
 
+@pytest.mark.slow
 @linux
 def test_a_question_is_answered_line_by_line(threads):
     threads(1)

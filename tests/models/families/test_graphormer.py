@@ -238,6 +238,7 @@ def test_features_in_the_place_of_kinds_and_a_round_trip(tmp_path):
     assert models.load(tmp_path, head="node-classification", labels=2).report.unused
 
 
+@pytest.mark.slow
 def test_training_learns_which_graphs_have_a_loop():
     torch.manual_seed(0)
     settings = {**SETTINGS, "edge_types": None, "edge_width": None, "attention_probs_dropout_prob": 0.0}

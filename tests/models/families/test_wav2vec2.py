@@ -16,6 +16,7 @@ from saccade import models
 from saccade.models.signals.sound_layers import _spans
 from saccade.models.token_layout import token_layout
 from saccade.variants import LongformerConfig
+from slowly import slow_but
 
 SIZES = dict(
     vocab_size=17,
@@ -64,7 +65,7 @@ def frames() -> Tensor:
         ("Wav2Vec2ForSequenceClassification", LARGE),
     ],
 )
-@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("masked", slow_but([True, False], True))
 def test_outputs_and_files_are_those_of_transformers(tmp_path, name, changes, masked):
     theirs = written(tmp_path / "a", name, config(**changes))
     inputs = batch(masked=masked)

@@ -60,8 +60,7 @@ def test_masks(kind, mask, uneven):
         decode(run, [7, 1, 1, 3, 12, 1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bias", [name for name in BIASES if name != "no bias"])
+@pytest.mark.parametrize(("kind", "bias"), alternate([*KINDS], [name for name in BIASES if name != "no bias"]))
 @pytest.mark.parametrize("mask", slow_but(["causal", "none"], "causal"))
 def test_biases(kind, bias, mask):
     decode(Decoding(KINDS[kind](), mask, bias), [7, 1, 1, 3, 12, 1])

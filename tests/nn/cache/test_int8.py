@@ -208,6 +208,7 @@ def rounded(x: Tensor) -> Tensor:
     return saccade.nn.Int8Rows.of(x).floats(x.dtype)
 
 
+@pytest.mark.slow
 def test_beyond_the_capacity_a_compiled_step_is_nan():
     torch._dynamo.reset()
     model = decoder()
@@ -248,6 +249,7 @@ nets and the old dog. When the men came up the steps they were tired and wet, an
 fish in front of the two children."""
 
 
+@pytest.mark.slow
 def test_a_language_model_keeps_its_distributions_step_by_step_and_generates():
     """Of a text drawn from the float model the perplexity P would rise by P times the divergence, on average."""
     lm = saccade.models.load()

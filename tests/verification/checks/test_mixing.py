@@ -22,6 +22,7 @@ from saccade.verification.findings._words import spans
 from saccade.verification.subject._steady import exact
 from saccade.verification.subject._subject import Subject
 from saccade.verification.tracing._wiring import wiring
+from slowly import slow_after
 
 H, D = 3, 5
 E = H * D
@@ -442,24 +443,27 @@ def encoder(norm_first: bool) -> nn.Module:
 
 @pytest.mark.parametrize(
     "make, reading",
-    [
-        (Attention, SELF),
-        (lambda: Attention(causal=True), SELF),
-        (Rotary, SELF),
-        (Normed, SELF),
-        (Gated, SELF),
-        (PerHead, SELF),
-        (Interleaved, SELF),
-        (ByPosition, Reading("self", "LBD", E)),
-        (lambda: Attention(heads=6, kv_heads=2), Reading("self", "BLD", 30)),
-        (lambda: Attention(heads=4, kv_heads=1), Reading("self", "BLD", 20)),
-        (lambda: encoder(False), SELF),
-        (lambda: encoder(True), SELF),
-        (lambda: nn.MultiheadAttention(E, H, batch_first=True), Reading("qkv", "BLD", E, out=0)),
-        (lambda: nn.TransformerDecoderLayer(E, H, 19, batch_first=True), Reading("cross", "BLD", E)),
-        (lambda: F.scaled_dot_product_attention, Reading("attention", "BHLD", D)),
-        (lambda: F.scaled_dot_product_attention, Reading("attention", "BLD", D)),
-    ],
+    slow_after(
+        9,
+        [
+            (Attention, SELF),
+            (lambda: Attention(causal=True), SELF),
+            (Rotary, SELF),
+            (Normed, SELF),
+            (Gated, SELF),
+            (PerHead, SELF),
+            (Interleaved, SELF),
+            (ByPosition, Reading("self", "LBD", E)),
+            (lambda: Attention(heads=6, kv_heads=2), Reading("self", "BLD", 30)),
+            (lambda: Attention(heads=4, kv_heads=1), Reading("self", "BLD", 20)),
+            (lambda: encoder(False), SELF),
+            (lambda: encoder(True), SELF),
+            (lambda: nn.MultiheadAttention(E, H, batch_first=True), Reading("qkv", "BLD", E, out=0)),
+            (lambda: nn.TransformerDecoderLayer(E, H, 19, batch_first=True), Reading("cross", "BLD", E)),
+            (lambda: F.scaled_dot_product_attention, Reading("attention", "BHLD", D)),
+            (lambda: F.scaled_dot_product_attention, Reading("attention", "BLD", D)),
+        ],
+    ),
 )
 def test_right_ones_are_left_alone(make: Callable[[], Any], reading: Reading) -> None:
     torch.manual_seed(3)

@@ -228,6 +228,7 @@ def test_a_source_of_another_item():
     assert "of row 2 changes by" in only(broken_translator(change)).message
 
 
+@pytest.mark.slow
 def test_an_encoder_that_cannot_be_called_alone_is_seen_by_what_the_model_returns():
     triangle = "source & torch.ones(2 * source.shape[-1:], dtype=torch.bool).tril()"
     wrong = HF_SEQ2SEQ.source.replace("layer(memory, source)", f"layer(memory, {triangle})")

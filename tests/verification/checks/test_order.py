@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from saccade.verification import Finding, Inapplicable, Promise, Reading
 from saccade.verification.checks import _order as order
 from saccade.verification.subject._subject import Subject
+from slowly import diagonal
 
 E = 15
 SELF = Reading("self", "BLD", E)
@@ -54,9 +55,9 @@ def found(target: Any, reading: Reading = SELF, **promise: Any) -> list[Finding]
     return list(order.CHECK.run(Subject(target, reading, Promise(**promise))))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("small", [False, True])
-@pytest.mark.parametrize("positions", ["", "added", "bias"])
+@pytest.mark.parametrize(
+    ("causal", "small", "positions"), diagonal([False, True], [False, True], ["", "added", "bias"])
+)
 def test_it_is_found_and_told(positions: str, causal: bool, small: bool) -> None:
     target = Attention(positions, causal, small)
     (told,) = found(target)

@@ -17,6 +17,7 @@ import saccade
 from saccade.verification import Inapplicable, MaskReading, Reading
 from saccade.verification.checks import _precision as precision
 from saccade.verification.subject._subject import Subject
+from slowly import slow_but
 
 HEADS = Reading("attention", "BHLD", 7, heads=3)
 MASKED = Reading("attention", "BHLD", 7, heads=3, masks=(MaskReading("mask", "QK", "attend"),))
@@ -67,7 +68,7 @@ def test_right_functions_are_left_alone(name: str) -> None:
         assert findings(RIGHT[name], MASKED) == []
 
 
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("first", slow_but([False, True], False))
 def test_right_modules_are_left_alone(first: bool) -> None:
     layer = nn.TransformerEncoderLayer(32, 4, 67, batch_first=True, norm_first=first).eval()
     stack = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()

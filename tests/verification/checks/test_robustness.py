@@ -16,6 +16,7 @@ import saccade
 from saccade.verification import Reading
 from saccade.verification.checks import _robustness as robustness
 from saccade.verification.subject._subject import Subject
+from slowly import slow_after
 
 E, H = 33, 3
 SELF = Reading("self", "BLD", E, heads=H)
@@ -286,11 +287,14 @@ def with_positions_of_its_own(longest: int) -> Any:
 
 @pytest.mark.parametrize(
     ("make", "longest"),
-    [
-        *((LearnedPositions, longest) for longest in (8, 16, 64)),
-        *((make, 16) for make in (AddedOnAnotherLine, OfZeros, TurnedFirst, InAPart, with_positions_of_its_own)),
-        (OfTokens, 8),
-    ],
+    slow_after(
+        4,
+        [
+            *((LearnedPositions, longest) for longest in (8, 16, 64)),
+            *((make, 16) for make in (AddedOnAnotherLine, OfZeros, TurnedFirst, InAPart, with_positions_of_its_own)),
+            (OfTokens, 8),
+        ],
+    ),
 )
 def test_the_end_of_learned_positions_is_a_note(make: Any, longest: int):
     with torch.random.fork_rng():

@@ -83,12 +83,13 @@ def nothing(): ...
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
         pytest.param("right", 0, "", marks=pytest.mark.slow),
         ("wrong", 1, "Document 1 attends to document 0"),
-        ("unknown", 2, "unknown packs"),
+        pytest.param("unknown", 2, "unknown packs", marks=pytest.mark.slow),
         pytest.param("nothing", 2, "no model", marks=pytest.mark.slow),
     ],
 )

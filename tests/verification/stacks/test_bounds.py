@@ -8,6 +8,7 @@ from stacks.dense import Dense, packed
 
 import saccade
 from saccade.verification.stacks import _bounds
+from slowly import slow_after
 
 
 def unpacked(documents):
@@ -28,7 +29,8 @@ def no_copy(monkeypatch):
     monkeypatch.setattr(_bounds, "LARGEST", 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", slow_after(1, [torch.bfloat16, torch.float16]))
 def test_a_leak_in_half_precision_is_named_and_a_right_pack_is_not(dtype, no_copy):
     """Fails where the bound is as wide as the effect of a token, or narrower than rounding."""
     report = saccade.verify_stack(Dense().to(dtype), pack=packed)

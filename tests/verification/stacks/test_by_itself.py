@@ -27,6 +27,7 @@ class PositionsFromRight(transformers.LlamaForCausalLM):
         return super().forward(input_ids, attention_mask, position_ids, **more)
 
 
+@pytest.mark.slow
 def test_padding_on_the_left():
     report = saccade.verify_stack(tiny(PositionsFromRight, transformers.LlamaConfig, intermediate_size=24))
     [finding] = found(report, "batch")
@@ -44,6 +45,7 @@ class Drops(transformers.GPT2LMHeadModel):
         return returned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", slow_but(["sdpa", "eager"], "sdpa"))
 def test_the_other_attention_implementation(attention):
     """Fails where only what is given as second= is compared, or the implementation is not set back."""
@@ -57,6 +59,7 @@ def test_the_other_attention_implementation(attention):
     assert saccade.verify_stack(tiny(transformers.GPT2LMHeadModel, transformers.GPT2Config)).ok
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_given_is_the_only_one():
     model = tiny(PositionsFromRight, transformers.LlamaConfig, intermediate_size=24)
     ids = lambda documents: {"input_ids": torch.tensor(documents)}  # noqa: E731

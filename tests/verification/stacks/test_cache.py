@@ -71,6 +71,7 @@ class WholeChunks(Model):
         return torch.ones_like(pairs) if call.past else pairs
 
 
+@pytest.mark.slow
 def test_a_prompt_in_pieces():
     """Fails where after the prompt tokens come one by one only."""
     report = saccade.verify_stack(WholeChunks(layers=2), causal=True, decode=decoding(WholeChunks(layers=2)))

@@ -7,6 +7,7 @@ import torch
 from stacks.dense import Dense
 
 import saccade
+from slowly import slow_after
 
 
 def causality(report):
@@ -29,12 +30,15 @@ class Pattern(Dense):
 
 @pytest.mark.parametrize(
     ("pattern", "words"),
-    [
-        (lambda behind, key: (behind >= 0) | ((key[:, None] < 3) & (key < 3)), "its first 3 tokens are a prefix"),
-        (lambda behind, key: (behind >= 0) | (key[:, None] // 4 == key // 4), "in blocks of 4, 3"),
-        (lambda behind, key: behind.abs() <= 2, "within a distance"),
-        (lambda behind, key: behind >= -1, "output 0 depends on tokens up to 1"),
-    ],
+    slow_after(
+        2,
+        [
+            (lambda behind, key: (behind >= 0) | ((key[:, None] < 3) & (key < 3)), "its first 3 tokens are a prefix"),
+            (lambda behind, key: (behind >= 0) | (key[:, None] // 4 == key // 4), "in blocks of 4, 3"),
+            (lambda behind, key: behind.abs() <= 2, "within a distance"),
+            (lambda behind, key: behind >= -1, "output 0 depends on tokens up to 1"),
+        ],
+    ),
 )
 def test_a_pattern_that_nothing_promises_is_said_and_not_accused(pattern, words):
     """Fails where whatever is not bidirectional is held to be causal."""
@@ -76,6 +80,7 @@ def with_prefix(documents):
     }
 
 
+@pytest.mark.slow
 def test_a_prefix_that_the_inputs_mark_is_no_leak_and_hides_none():
     report = saccade.verify_stack(Typed(), batch=with_prefix, causal=True)
     assert report.ok, report

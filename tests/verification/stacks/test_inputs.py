@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import saccade
 from saccade.verification.stacks._documents import located
+from slowly import slow_after, slow_but
 
 
 def padded(documents):
@@ -121,7 +122,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", slow_but(FORMS, "a UserDict", "lists", "a tuple"))
 def test_forms_that_collators_return(form):
     """Fails where token ids are not found in this form, or lose their mask."""
     report = saccade.verify_stack(Dense(), batch=lambda documents: FORMS[form](padded(documents)))
@@ -235,7 +236,7 @@ def with_labels(documents):
 
 @pytest.mark.parametrize(
     ("given", "is_measured"),
-    [({"batch": of_decoder}, True), ({"tokenizer": Tokenizer()}, True), ({"batch": with_labels}, False)],
+    slow_after(1, [({"batch": of_decoder}, True), ({"tokenizer": Tokenizer()}, True), ({"batch": with_labels}, False)]),
     ids=["ids of the decoder", "tokenizer", "ids of the encoder"],
 )
 def test_documents_of_an_encoder_decoder_are_its_decoders(given, is_measured):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from stacks.dense import WIDTH, Dense, packed
 from torch import nn
@@ -74,6 +75,7 @@ class Large(Dense):
         self.embed = torch.nn.Embedding(113, WIDTH)
 
 
+@pytest.mark.slow
 def test_long_packs_and_packs_of_many_documents():
     """Fails where four short documents are all that is packed."""
 

@@ -95,6 +95,7 @@ def test_frequencies_in_half_precision_are_a_warning():
     assert finding.severity == "warning"
 
 
+@pytest.mark.slow
 def test_rows_are_not_compared_where_the_longest_sets_their_frequencies():
     """Fails where a short row beside one that leaves the original context is to be the same as alone."""
     transformers = pytest.importorskip("transformers")

@@ -86,6 +86,7 @@ def several(examples):
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=checks)
 
 
+@pytest.mark.slow
 @several(3)
 @given(PARTS)
 def test_right_stacks_are_silent(parts):
@@ -93,6 +94,7 @@ def test_right_stacks_are_silent(parts):
     assert not report.findings, (parts, report)
 
 
+@pytest.mark.slow
 @several(4)
 @given(st.data())
 def test_one_fault_is_named(data):

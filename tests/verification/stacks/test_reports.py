@@ -11,6 +11,7 @@ from stacks.reports.model import Model, packed, padded
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
 import saccade
+from slowly import slow_after
 
 MOST_OTHERS = 2
 FAST = [module.CASES[0] for module in MODULES]  # one of each kind
@@ -34,7 +35,7 @@ def test_the_fault_is_named(case):
     assert len(errors) - 1 <= MOST_OTHERS, report
 
 
-@pytest.mark.parametrize("case", PARAMETERS)
+@pytest.mark.parametrize("case", slow_after(2, sorted(PARAMETERS, key=lambda case: bool(case.marks))))
 def test_the_mended_stack_is_silent(case):
     report = saccade.verify_stack(**case.right())
     assert not report.findings, report
@@ -63,6 +64,7 @@ class Dropping(Model):
         return dropout(mixed, 0.2, self.training) + self.noise * self.training * torch.randn(mixed.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_dropout_in_training_is_no_leak_of_a_pack(noise):
     assert not saccade.verify_stack(Dropping(noise), pack=packed, causal=True).findings

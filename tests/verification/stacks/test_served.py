@@ -80,10 +80,10 @@ class Neighbours(Server):
 
     def logits(self, prompt):
         self.running.append(prompt[0])
-        time.sleep(0.03)
+        time.sleep(0.01)
         others = [token for token in self.running if token != prompt[0]]
         out = super().logits(prompt)
-        time.sleep(0.01)
+        time.sleep(0.004)
         self.running.remove(prompt[0])
         return out.roll(1, -1) if others else out
 

@@ -104,7 +104,7 @@ def test_a_row_that_ranks_share_rightly_is_silent():
     ("fault", "words"),
     [
         ("documents", "document 1 attends to document 0 of its row"),
-        ("window", "which the model hides from it, as a window"),
+        pytest.param("window", "which the model hides from it, as a window", marks=pytest.mark.slow),
         pytest.param("causal", "which comes later", marks=pytest.mark.slow),
         pytest.param("keys", "which it sees in the model", marks=pytest.mark.slow),
         pytest.param("positions", "at other positions", marks=pytest.mark.slow),
@@ -116,6 +116,7 @@ def test_a_fault_of_sharing_is_named(fault, words):
     assert words in finding.message and finding.message.startswith("On 2 ranks")
 
 
+@pytest.mark.slow
 def test_an_error_on_one_rank_ends_all_and_is_the_finding():
     model = Model()
     right = sharing(model)
@@ -130,6 +131,7 @@ def test_an_error_on_one_rank_ends_all_and_is_the_finding():
     assert "ValueError: an uneven shard, on rank 1 of 2" in finding.message
 
 
+@pytest.mark.slow
 def test_what_differs_on_one_rank_is_said_of_one_rank():
     model = Model()
     report = saccade.verify_stack(model, pack=packed, shard=lambda documents: sharing(model)(documents[::-1]))

@@ -24,6 +24,7 @@ class DropsAlways(Dense):
         return dropout(super().forward(input_ids, attention_mask, position_ids), 0.1)
 
 
+@pytest.mark.slow
 def test_dropout_in_eval_mode_is_named_and_hides_no_other_fault():
     """Fails where random numbers become findings of other probes, or widen the bound until a leak is within it."""
     report = saccade.verify_stack(DropsAlways(), pack=lambda documents: packed(documents)["input_ids"])
@@ -138,6 +139,7 @@ class BeginsAtZero(Dense):
         nn.init.zeros_(self.out.weight)
 
 
+@pytest.mark.slow
 def test_projections_that_begin_at_zero_hide_no_fault():
     """Fails where a model is tested as it begins: documents that see each other have no effect yet."""
     assert saccade.verify_stack(BeginsAtZero(), pack=packed, causal=True).ok

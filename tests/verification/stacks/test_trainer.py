@@ -10,6 +10,7 @@ from stacks.dense import Dense
 from stacks.layered import found, probed
 
 import saccade
+from slowly import slow_after
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -58,6 +59,7 @@ def test_a_loss_that_forgets_the_count_of_tokens(tmp_path):
     assert "a token of a short micro-batch weighs more" in finding.message
 
 
+@pytest.mark.slow
 def test_accumulation_is_tested_only_where_gradients_are_accumulated(tmp_path):
     """Fails where a trainer that takes whole batches is accused of a loss that it never divides."""
     report = saccade.verify_stack(MeanOfMeans(tiny(), arguments(tmp_path), data_collator=collated))
@@ -71,6 +73,7 @@ def padded_left(features):
     return {name: value.flip(-1) for name, value in made.items()}
 
 
+@pytest.mark.slow
 def test_labels_that_padding_predicts_are_a_warning(tmp_path):
     """Fails where a row's first token, a label of padding on the left, is taken for wrong weights of tokens."""
     kept = arguments(tmp_path, gradient_accumulation_steps=2)
@@ -110,13 +113,17 @@ class KeepsLengths(transformers.Trainer):
         self._signature_columns = ["input_ids", "labels", "seq_lengths"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "reads", "is_right"),
-    [
-        (KeepsLengths, "seq_lengths", True),
-        (KeepsLengths, "lengths", False),  # another column
-        (transformers.Trainer, "seq_lengths", False),  # remove_unused_columns takes it away
-    ],
+    slow_after(
+        1,
+        [
+            (KeepsLengths, "lengths", False),  # another column
+            (KeepsLengths, "seq_lengths", True),
+            (transformers.Trainer, "seq_lengths", False),  # remove_unused_columns takes it away
+        ],
+    ),
 )
 def test_examples_that_are_packed_before_the_collator(tmp_path, kind, reads, is_right):
     """Fails where a collator is only given examples of one document, or columns that the trainer removes."""
@@ -128,6 +135,7 @@ def test_examples_that_are_packed_before_the_collator(tmp_path, kind, reads, is_
     assert {finding.probe for finding in report.findings} == (set() if is_right else {"packing"})
 
 
+@pytest.mark.slow
 def test_a_collator_that_takes_one_length_is_not_given_others(tmp_path):
     """Fails where the collator that a Trainer has by itself raises before any probe runs."""
     report = saccade.verify_stack(transformers.Trainer(tiny(), arguments(tmp_path)))
@@ -135,6 +143,7 @@ def test_a_collator_that_takes_one_length_is_not_given_others(tmp_path):
     assert any("documents of one length only" in words for words in report.assumed)
 
 
+@pytest.mark.slow
 def test_random_masking_of_a_collator_is_turned_off(tmp_path):
     class Masks:
         mlm = True
@@ -182,6 +191,7 @@ def test_trainers_without_a_part_are_told_which_argument_to_give(parts, words):
         saccade.verify_stack(trainer=types.SimpleNamespace(**parts), model=None)
 
 
+@pytest.mark.slow
 def test_padding_of_a_tokenizer():
     class Tokenizer:
         pad_token_id, padding_side, all_special_ids = 0, "left", [0]

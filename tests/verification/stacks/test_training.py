@@ -222,6 +222,7 @@ def moved(ids):
     return torch.cat([ids[:, 1:], torch.full((len(ids), 1), -100)], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "wrong", "words"),
     [
