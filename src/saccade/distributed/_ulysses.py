@@ -106,7 +106,9 @@ class Swap(torch.autograd.Function):
         return None, None, None, *swap(ctx.group, ctx.dealt, cotangents, "attention, ulysses, backward", ctx.counts)
 
 
-def _to_heads(group: HeadGroup, dealt: tuple[Dealt, ...], tensors: Any, operation: str, _: list[int]) -> list[Tensor]:
+def _to_heads(
+    group: HeadGroup, dealt: tuple[Dealt, ...], tensors: Any, operation: str, counts: list[int]
+) -> list[Tensor]:
     ranks, me = range(len(group.places)), group.number
     sends = [
         (to, x[:, list(heads[to])].contiguous()) for to in ranks for x, (heads, _) in zip(tensors, dealt, strict=True)
