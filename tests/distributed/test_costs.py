@@ -177,9 +177,9 @@ def test_documents_beyond_the_sequence_take_no_memory():
     [
         ("--length 1X", "--length: expected a whole number, such as 4096, 4k or 1M, got '1X'"),
         ("--length 8 --ranks 9", "--ranks: expected 1 to 8, a row for each, got 9"),
-        ("--link 50", "--link: expected a number and B/s, such as 50GB/s, got '50'"),
-        ("--rate 4.0.0GFLOP/s", "--rate: expected a number and FLOP/s, such as 400TFLOP/s, got '4.0.0GFLOP/s'"),
-        ("--latency 0s", "--latency: expected a number and s, such as 10us, got '0s'"),
+        ("--link 50", "--link: expected a number above 0 and B/s, such as 50GB/s, got '50'"),
+        ("--rate 4.0.0GFLOP/s", "--rate: expected a number above 0 and FLOP/s, such as 400TFLOP/s, got '4.0.0GFLOP/s'"),
+        ("--latency 0s", "--latency: expected a number above 0 and s, such as 10us, got '0s'"),
         ("--mask causal&windo(3)", "--mask: 'causal&windo(3)': windo is no mask; expected causal, chunks, "),
         ("--mask causal(", "--mask: 'causal(': it is no expression; expected causal, chunks, "),
         ("--mask window(1.5)", "--mask: 'window(1.5)': 1.5 is no whole number; expected "),
