@@ -101,6 +101,23 @@ def by_document(model, given, packed=True):
     return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+def continued(rank, kind, layout, more):
+    """Logits of a prompt on shards and of the tokens behind it, of which some are forgotten; one process: rank None."""
+    model, ids, prompt = decoder(kind, more).double(), batch(False)["input_ids"], LENGTH - 5
+    with torch.no_grad():
+        if rank is None:
+            return model(ids, use_cache=False).logits
+        plan = distributed.plan(Causal(), prompt, layout=layout)
+        with distributed.context_parallel(model, plan):
+            output = model(**distributed.shard({"input_ids": ids[:, :prompt]}, plan), use_cache=True)
+            logits, cache = [plan.unshard(output.logits, 1)], output.past_key_values
+            model(input_ids=ids[:, :2], past_key_values=cache)
+            cache.crop(2)
+            for start, stop in ((prompt, prompt + 1), (prompt + 1, prompt + 4), (prompt + 4, LENGTH)):
+                logits.append(model(input_ids=ids[:, start:stop], past_key_values=cache).logits)
+    return torch.cat(logits, 1)
+
+
 class Stack(torch.nn.Module):
     """A module of a user, with layers of `saccade.nn`: sink, cap, rotary positions, a learned bias, a window."""
 

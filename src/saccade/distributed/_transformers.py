@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from ..interception._hooks.transformers import MaskTensor, functions_wrapped_by, masks_wrapped_by, meaning_of
 from ..interception._hooks.transformers._mask_functions import MaskFrame, UnknownMaskFunction, read
 from ..operator._masks import Causal, Mask, Window
+from ..operator._observers import aside
 from ._batches import check_padding
+from ._decoding import ShardedCache, decode
 from ._plan import SequencePlan
 from ._running import RunningModel
 
@@ -72,6 +74,8 @@ class RunningTransformers(RunningModel):
     def __init__(self, model: nn.Module, plan: SequencePlan, parts: list[Any]) -> None:
         super().__init__(model, plan)
         self._parts = parts
+        self._cache: ModelCache | None = None  # of the call that runs
+        self._continues = False  # whether this has new tokens behind a prompt, the same on every rank
         self._names = {id(module): name for name, module in model.named_modules()}
 
     def modules(self) -> list[nn.Module]:
@@ -83,13 +87,17 @@ class RunningTransformers(RunningModel):
     # --- the model's call -------------------------------------------------------------------------------------------
 
     def arguments(self, module: Any, given: dict[str, Any], known: Container[str], where: str) -> None:
+        inputs = [given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None]
+        self._take_cache(module, given, where)
+        before = 0 if self._cache is None else self._cache.get_seq_length()
+        if self._continues and inputs and given.get("position_ids") is None:
+            given["position_ids"] = torch.arange(before, before + inputs[0].shape[1], device=inputs[0].device)[None]
         self._check(given, module, where)
         if "use_cache" in known:
-            given["use_cache"] = False
-        inputs = [given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None]
+            given["use_cache"] = self._cache is not None
         if inputs and "attention_mask" in known:
             # With a mask transformers does not look for documents in positions, which on shards have other gaps.
-            ones = inputs[0].new_ones(inputs[0].shape[:2], dtype=torch.long)
+            ones = inputs[0].new_ones(len(inputs[0]), before + inputs[0].shape[1], dtype=torch.long)
             given["attention_mask"] = ones if module.base_model is module else None  # a head's loss has all tokens
         if _encodes(module) and module.base_model is not module:
             self.take_labels(module, given, given.get("labels"))  # those heads take means over their own rows
@@ -97,17 +105,27 @@ class RunningTransformers(RunningModel):
         if getattr(places, "padding_idx", None) is not None:
             given["position_ids"] = self.counted(given.get("input_ids"), given["position_ids"], places.padding_idx)
 
+    def _take_cache(self, module: Any, given: dict[str, Any], where: str) -> None:
+        cache = given.get("past_key_values")
+        if cache is None and given.get("use_cache"):
+            cache = given["past_key_values"] = ModelCache(self.plan)
+        if cache is not None and (_encodes(module) or not isinstance(cache, ModelCache) or cache.plan is not self.plan):
+            raise ValueError(
+                f"{where}: past_key_values is a {type(cache).__name__}, expected what a decoder returned for the prompt, "
+                "called with use_cache=True on shards of the same plan"
+            )
+        self._cache, self._continues = cache, cache is not None and cache.get_seq_length() > 0
+
     def _check(self, given: dict[str, Any], module: Any, where: str) -> None:
         if given.get("position_ids") is None:
             raise ValueError(
                 f"{where}: position_ids are missing: without them a shard begins at 0; see distributed.shard"
             )
-        self.check_rows(given, where)
+        if not self._continues:
+            self.check_rows(given, where)
+        elif given.get("labels") is not None:
+            raise ValueError(f"{where}: labels: a call behind a prompt has no loss on shards")
         check_padding(given.get("attention_mask"), where)
-        if given.get("past_key_values") is not None or given.get("use_cache"):
-            raise ValueError(
-                f"{where}: KV caches are not kept on shards; call it without use_cache and past_key_values"
-            )
         if given.get("encoder_hidden_states") is not None:
             raise ValueError(f"{where}: encoder_hidden_states: cross-attention is not shared among ranks")
         self.check_labels(given, where, shifted=not _encodes(module))
@@ -150,7 +168,7 @@ class RunningTransformers(RunningModel):
         def mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **more: Any) -> Any:
             if not self.running:
                 return function(batch_size, q_length, kv_length, *args, **more)
-            length = self.plan.length
+            length = kv_length if self._continues else self.plan.length
             given = more.get("mask_function")
             try:
                 whole: Any = Causal() if given is None else read(given, MaskFrame(length, length, 0, 0))
@@ -185,8 +203,63 @@ class RunningTransformers(RunningModel):
         if call.bias is not None or more.get("cu_seq_lens_q") is not None:
             raise ValueError(f"{where}: biases and cu_seq_lens count positions of a shard")
         scoring = {name: value for name, value in call.arguments().items() if name != "mask"}
-        out, _ = self.attend(where, call.query, call.key, call.value, own, **scoring)
+        layer = None if self._cache is None else self._cache.layer_of(key, where)
+        if self._cache is not None and layer in self._cache.layers:
+            out = self._decode(where, call, own, scoring, self._cache.layers[layer])
+        else:
+            out, _ = self.attend(where, call.query, call.key, call.value, own, **scoring)
+            if self._cache is not None:
+                self._cache.layers[layer] = ShardedCache(call.key, call.value, plan=self.plan)
         return out.transpose(1, 2).contiguous()
+
+    def _decode(self, where: str, call: Any, own: Mask | None, scoring: dict[str, Any], layer: ShardedCache) -> Tensor:
+        if scoring.pop("dropout", 0.0):
+            raise ValueError(f"{where}: dropout: tokens behind a prompt are computed without; call model.eval()")
+        mask = self.plan.mask if own is None else own if self.plan.mask is None else self.plan.mask & own
+        with aside():
+            return decode(call.query, call.key, call.value, mask, cache=layer, **scoring)
+
+
+class ModelCache:
+    """The keys and values of a prompt, each on the rank that has its row, and those of the tokens after it. It stands
+    in place of transformers' Cache, whose methods it has.
+
+    Attributes:
+        layers: by their numbers.
+    """
+
+    is_compileable, is_sliding = False, ()
+
+    def __init__(self, plan: SequencePlan) -> None:
+        self.plan, self.layers = plan, dict[Any, ShardedCache]()
+        self._new: tuple[Any, Tensor] | None = None
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        self._new = layer_idx, key  # they are kept when the layer attends
+        return key, value
+
+    def layer_of(self, key: Tensor, where: str) -> Any:
+        """The number of the layer that has just brought this key."""
+        new, self._new = self._new, None
+        if new is None or new[1] is not key:
+            raise ValueError(f"{where}: it attends to other keys than those that it gave the cache")
+        return new[0]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.layers[layer_idx].length if layer_idx in self.layers else 0
+
+    get_query_offset = get_seq_length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.get_seq_length(layer_idx) + query_length, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        for layer in self.layers.values():
+            layer.rollback(tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        for layer in self.layers.values():
+            layer.reorder(beam_idx)
 
 
 class _LayerMask(MaskTensor):
