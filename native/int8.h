@@ -351,7 +351,8 @@ template <class D, class T> int64_t int8_rows(const Int8Product& call) {
     if (call.next || call.rows >= call.threads * (fitting / 2)) {
         const int64_t count = (call.rows + fitting - 1) / fitting, tasks = (count + call.threads - 1) / call.threads * call.threads;
         parallel(call.threads, tasks, [&](int64_t task, int) {
-            const auto begin = [&](int64_t n) { return n == tasks ? call.rows : n * call.rows / tasks / D::rows * D::rows; };  // whole tiles
+            constexpr int64_t whole = D::at_once > 1 ? D::at_once : D::rows;  // of a tile
+            const auto begin = [&](int64_t n) { return n == tasks ? call.rows : n * call.rows / tasks / whole * whole; };
             const int64_t first = begin(task), size = begin(task + 1) - first;
             if (!size) return;
             const ByteRows of(scratch(0, ByteRows::size(size, call.width, D::bytes)), size, call.width, D::bytes);

@@ -40,10 +40,11 @@ def pytest_configure_node(node):
 
 
 def is_whole(config):
-    """Whether everything is run: no file is named, and no word of a test."""
+    """Whether everything is run: no file is named, no word of a test, and not what failed before."""
     if hasattr(config, "workerinput"):
         return config.workerinput["is_whole"]
-    return config.args_source is not config.ArgsSource.ARGS and not config.option.keyword
+    chosen = config.option.keyword or config.getoption("lf", False) or config.getoption("failedfirst", False)
+    return config.args_source is not config.ArgsSource.ARGS and not chosen
 
 
 @pytest.hookimpl(tryfirst=True)

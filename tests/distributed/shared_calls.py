@@ -224,9 +224,14 @@ def misused(rank, use):
     """What is no use of a plan of cross-attention, or of `cross`."""
     rows, keys = (distributed.plan(None, n, layout="ring") for n in (13, 31))
     crossed, short = rows.cross(keys), torch.zeros(1, 1, 7, 4)
+    even, causal = (distributed.plan(mask, 8, layout="ring") for mask in (None, Causal()))  # dealt apart, masks alike
+    one, other = rows.cross(even), rows.cross(causal)
     uses = {
         "mask": lambda: rows.cross(Causal()),
         "grid": lambda: rows.cross(distributed.plan(None, 31, layout="ulysses")),
+        "dealt": lambda: distributed.attention(
+            rows.shard(torch.zeros(1, 1, 13, 4)), *[torch.zeros(1, 1, 4, 4)] * 2, plan=[one, other][rank]
+        ),
         "disagree": lambda: rows.cross(keys, Window(3, rank)),
         "fit": lambda: rows.cross(keys, Documents([0] * 13, [0] * 5)),
         "keys": lambda: distributed.attention(rows.shard(torch.zeros(1, 1, 13, 4)), short, short, plan=crossed),

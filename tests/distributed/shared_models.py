@@ -103,7 +103,7 @@ def by_document(model, given, packed=True):
 
 def continued(rank, kind, layout, more):
     """Logits of a prompt on shards and of the tokens behind it, of which some are forgotten; one process: rank None."""
-    model, ids, prompt = decoder(kind, more).double(), batch(False)["input_ids"], LENGTH - 5
+    model, ids, prompt = decoder(kind, more), batch(False)["input_ids"], LENGTH - 5
     with torch.no_grad():
         if rank is None:
             return model(ids, use_cache=False).logits
@@ -389,9 +389,13 @@ def refused(rank, fault):
     elif fault == "decodes":
         more = {"is_decoder": True}
     encodes = {"pools": "bert", "shifted": "roberta", "uncounted": "bert", "token dropout": "esm", "decodes": "bert"}
-    encodes |= {"tuple": "bert", "no positions": "bert"}
+    encodes |= {"tuple": "bert", "no positions": "bert", "own loss": "bert", "one layer": "bert"}
     head = "ForSequenceClassification" if fault == "pools" else "ForMaskedLM"
     model = encoder(encodes[fault], more, head) if fault in encodes else decoder(kind, more)
+    if fault == "own loss":
+        model.loss_function = F.mse_loss
+    elif fault == "one layer":
+        model.bert.encoder.layer[1].attention.self.forward = lambda x, *args, **more: (x, None)
     plan, given = distributed.plan(Causal(), LENGTH), batch(fault == "documents")
     shifted = fault not in encodes or fault == "shifted"
     if fault == "not shifted":

@@ -245,10 +245,8 @@ def test_ranks_that_disagree_all_say_which_and_what(ranks, fault, message):
     ("use", "message"),
     [
         ("mask", "plan.cross: keys must be the plan of the keys' sequence, got Causal; a mask is `mask`"),
-        (
-            "grid",
-            "keys is dealt to a 1 x 2 grid of 2 ranks, expected a 2 x 1 grid of 2 ranks of the same process group",
-        ),
+        ("grid", "keys is dealt in a grid (h, s) of (2, 1), expected (1, 2): give both plans one layout"),
+        ("dealt", "attention: ranks disagree: plan is"),
         ("disagree", "plan.cross: ranks disagree: mask is Window(3, 0) on rank 0 and Window(3, 1) on rank 1"),
         ("fit", "Documents: 13 query_ids and 5 key_ids for 13 queries and 31 keys"),
         ("keys", "key has 7 rows (axis 2), expected the 1"),

@@ -200,5 +200,4 @@ def agreed(
 
 
 def _description(plan: SequencePlan) -> str:
-    width, rows = plan.grid
-    return f"{plan.layout} of {rows} x {width} ranks over {plan.length} rows, mask {plan.digest[:12]}"
+    return f"{plan.layout} {plan.grid} over {plan.length} rows, mask {plan.digest[:12]}, dealt {plan.deal}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -159,6 +160,7 @@ class SequencePlan:
         imbalance: visible pairs of the busiest row of the grid, as a share above the mean; 0 under "ulysses", where
             heads decide.
         digest: of all that the mask shows; the same for masks that show the same.
+        deal: digest of the layout and of who holds which rows and keys.
         keys_received: for each rank, the number of keys that come from other rows of the grid, in whole blocks.
 
     Example:
@@ -187,6 +189,7 @@ class SequencePlan:
         """Derive what depends on the blocks of the mask, for rows and keys as they are dealt."""
         self._table, self.digest, self._rows, self._keys = table, table.digest, rows, keys
         self.rows, self.key_rows, self.key_length = rows.held, keys.held, keys.length
+        self.deal = hashlib.sha256(repr((self.layout, self.grid, self.rows, self.key_rows)).encode()).hexdigest()[:12]
         width, parts = self.grid
         owner, holder = (dealt.joined(width).owner for dealt in (rows, keys))
         self.imbalance = imbalance(owner, table.pairs, parts)
@@ -239,14 +242,16 @@ class SequencePlan:
             raise TypeError(
                 f"plan.cross: keys must be the plan of the keys' sequence, got {type(keys).__name__}; a mask is `mask`"
             )
-        if keys.group is not self.group or keys.grid != self.grid:
-            theirs, ours = (f"a {s} x {h} grid of {plan.ranks} ranks" for plan in (keys, self) for h, s in [plan.grid])
+        theirs, ours = (dist.get_process_group_ranks(plan.group or dist.group.WORLD) for plan in (keys, self))
+        if theirs != ours:
+            raise ValueError(f"plan.cross: keys is dealt to the ranks {theirs}, expected those of this plan, {ours}")
+        if keys.grid != self.grid:
             raise ValueError(
-                f"plan.cross: keys is dealt to {theirs}, expected {ours} of the same process group: give both plans "
-                "one layout"
+                f"plan.cross: keys is dealt in a grid (h, s) of {keys.grid}, expected {self.grid}: give both plans one "
+                "layout"
             )
         plan, rows, dealt = copy.copy(self), self._rows, keys._rows
-        plan.mask = mask
+        plan.mask, plan._reason = mask, "that of the rows' plan"
         plan._take(survey(mask, rows.length, rows.block, (dealt.length, dealt.block)), rows, dealt)
         return plan
 
@@ -396,7 +401,8 @@ class _Unshard(torch.autograd.Function):
     def forward(ctx: Any, shard: Tensor, plan: SequencePlan, dim: int) -> Tensor:
         ctx.plan, ctx.dim, own = plan, dim, shard.contiguous()
         others_have = (*shard.shape[:dim], *shard.shape[dim + 1 :])
-        facts = {"dim": dim, "shape without it": others_have, "dtype": str(shard.dtype), "plan": plan.digest[:12]}
+        plans = f"{plan.digest[:12]}, rows {plan.deal}"
+        facts = {"dim": dim, "shape without it": others_have, "dtype": str(shard.dtype), "plan": plans}
         agree_quickly(plan.group, facts, shard.device, "unshard")
         others = [rank for rank in range(plan.ranks) if rank != plan.rank]
         into = [(rank, _like(shard, dim, plan.held(rank))) for rank in others]

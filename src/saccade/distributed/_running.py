@@ -175,6 +175,9 @@ class RunningModel(ABC):
             logits = output.logits.flatten(0, -2)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             total = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+            if isinstance(output, dict):  # of transformers: its first entry is the loss
+                others = {name: x for name, x in output.items() if name != "loss"}
+                return type(output)(loss=total / count, **others)
             output.loss = total / count
         return output
 
@@ -184,7 +187,7 @@ class RunningModel(ABC):
         """The call over all ranks, with the mask of the whole sequence that a layer has: out (B, H, n, D) and lse."""
         if query.shape[2] != self.held or key.shape[2] != self.held:
             raise ValueError(
-                f"{where}: {query.shape[2]} rows and {key.shape[2]} keys, expected {self.held} of both: KV caches and "
+                f"{where}: {query.shape[2]} rows and {key.shape[2]} keys, expected {self.held} of both: caches and "
                 "cross-attention are not shared among ranks"
             )
         before, self._attending = self._attending, True

@@ -68,6 +68,12 @@ def _encodes(module: Any) -> bool:
     return module.config.model_type in ENCODERS
 
 
+def _has_usual_loss(module: Any) -> bool:
+    """Whether the loss of a head is transformers' own: a mean of cross-entropies."""
+    computes = next(base for base in type(module).__mro__ if "forward" in vars(base))
+    return computes.__module__.startswith("transformers.") and "_loss_function" not in vars(module)
+
+
 class RunningTransformers(RunningModel):
     """Models of transformers, perhaps inside of another module."""
 
@@ -75,6 +81,7 @@ class RunningTransformers(RunningModel):
         super().__init__(model, plan)
         self._parts = parts
         self._cache: ModelCache | None = None  # of the call that runs
+        self._calls = 0  # of attention in the model that runs
         self._continues = False  # whether this has new tokens behind a prompt, the same on every rank
         self._names = {id(module): name for name, module in model.named_modules()}
 
@@ -88,6 +95,8 @@ class RunningTransformers(RunningModel):
 
     def arguments(self, module: Any, given: dict[str, Any], known: Container[str], where: str) -> None:
         inputs = [given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None]
+        if module.base_model is module:
+            self._calls = 0
         self._take_cache(module, given, where)
         before = 0 if self._cache is None else self._cache.get_seq_length()
         if self._continues and inputs and given.get("position_ids") is None:
@@ -100,6 +109,11 @@ class RunningTransformers(RunningModel):
             ones = inputs[0].new_ones(len(inputs[0]), before + inputs[0].shape[1], dtype=torch.long)
             given["attention_mask"] = ones if module.base_model is module else None  # a head's loss has all tokens
         if _encodes(module) and module.base_model is not module:
+            if given.get("labels") is not None and not _has_usual_loss(module):
+                raise ValueError(
+                    f"{where}: labels: its loss is not transformers' own, which is what shards get; give no labels, and "
+                    "divide the sum of your loss over this rank's rows by num_items_in_batch"
+                )
             self.take_labels(module, given, given.get("labels"))  # those heads take means over their own rows
         places: Any = getattr(getattr(module, "embeddings", None), "position_embeddings", None)
         if getattr(places, "padding_idx", None) is not None:
@@ -111,8 +125,8 @@ class RunningTransformers(RunningModel):
             cache = given["past_key_values"] = ModelCache(self.plan)
         if cache is not None and (_encodes(module) or not isinstance(cache, ModelCache) or cache.plan is not self.plan):
             raise ValueError(
-                f"{where}: past_key_values is a {type(cache).__name__}, expected what a decoder returned for the prompt, "
-                "called with use_cache=True on shards of the same plan"
+                f"{where}: past_key_values is a {type(cache).__name__}, expected what a decoder returned for the prompt "
+                "when it was called with use_cache=True on shards of this plan"
             )
         self._cache, self._continues = cache, cache is not None and cache.get_seq_length() > 0
 
@@ -145,6 +159,12 @@ class RunningTransformers(RunningModel):
     def result(self, module: Any, output: Any) -> Any:
         """Losses of routers are of all tokens: each rank computes them whole, and has its share in its loss. Vectors
         that encoders pool from the first row are left out: most ranks have another one."""
+        layers = getattr(module.config, "num_hidden_layers", 1)
+        if module.base_model is module and self._calls < layers:
+            raise ValueError(
+                f"context_parallel: {type(module).__name__} called transformers' attention functions {self._calls} times, "
+                f"expected {layers}, once in each layer: what computes attention itself sees this rank's rows only"
+            )
         if _encodes(module):
             if isinstance(output, tuple):
                 raise ValueError(f"context_parallel: {type(module).__name__}: return_dict is False, expected True")
@@ -152,7 +172,7 @@ class RunningTransformers(RunningModel):
                 output = type(output)(**{name: x for name, x in output.items() if name != "pooler_output"})
             return self.with_loss(module, output)
         logits, loss = getattr(output, "router_logits", None), getattr(output, "loss", None)
-        if logits is not None and module.base_model is module:
+        if logits is not None and module.base_model is module and not self._continues:
             output.router_logits = tuple(map(self._whole, logits))
         elif logits is not None and loss is not None:
             output.loss = loss - (1 - 1 / self.plan.ranks) * module.router_aux_loss_coef * output.aux_loss
@@ -183,6 +203,7 @@ class RunningTransformers(RunningModel):
             name = self._names.get(id(module))
             if name is None or not self.running:
                 return function(module, query, key, value, mask, **more)
+            self._calls += 1
             return self._attend(f"context_parallel: layer {name}", module, query, key, value, mask, more), None
 
         return attend
