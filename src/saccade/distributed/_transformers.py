@@ -111,7 +111,7 @@ class RunningTransformers(RunningModel):
         if _encodes(module) and module.base_model is not module:
             if given.get("labels") is not None and not _has_usual_loss(module):
                 raise ValueError(
-                    f"{where}: labels: its loss is not transformers' own, which is what shards get; give no labels, and "
+                    f"{where}: labels: its loss is not transformers' own, which shards get; give no labels, and "
                     "divide the sum of your loss over this rank's rows by num_items_in_batch"
                 )
             self.take_labels(module, given, given.get("labels"))  # those heads take means over their own rows
@@ -188,7 +188,7 @@ class RunningTransformers(RunningModel):
         def mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **more: Any) -> Any:
             if not self.running:
                 return function(batch_size, q_length, kv_length, *args, **more)
-            length = kv_length if self._continues else self.plan.length
+            length = self.plan.length
             given = more.get("mask_function")
             try:
                 whole: Any = Causal() if given is None else read(given, MaskFrame(length, length, 0, 0))
