@@ -125,8 +125,8 @@ class RunningTransformers(RunningModel):
             cache = given["past_key_values"] = ModelCache(self.plan)
         if cache is not None and (_encodes(module) or not isinstance(cache, ModelCache) or cache.plan is not self.plan):
             raise ValueError(
-                f"{where}: past_key_values is a {type(cache).__name__}, expected what a decoder returned for the prompt "
-                "when it was called with use_cache=True on shards of this plan"
+                f"{where}: past_key_values is a {type(cache).__name__}, expected what a decoder returned for the "
+                "prompt when it was called with use_cache=True on shards of this plan"
             )
         self._cache, self._continues = cache, cache is not None and cache.get_seq_length() > 0
 
@@ -162,8 +162,8 @@ class RunningTransformers(RunningModel):
         layers = getattr(module.config, "num_hidden_layers", 1)
         if module.base_model is module and self._calls < layers:
             raise ValueError(
-                f"context_parallel: {type(module).__name__} called transformers' attention functions {self._calls} times, "
-                f"expected {layers}, once in each layer: what computes attention itself sees this rank's rows only"
+                f"context_parallel: {type(module).__name__} called transformers' attention functions {self._calls} "
+                f"times, expected {layers}, once in each layer: what computes attention itself sees this rank's rows only"
             )
         if _encodes(module):
             if isinstance(output, tuple):
