@@ -163,7 +163,7 @@ class RunningTransformers(RunningModel):
         if module.base_model is module and self._calls < layers:
             raise ValueError(
                 f"context_parallel: {type(module).__name__} called transformers' attention functions {self._calls} "
-                f"times, expected {layers}, once in each layer: what computes attention itself sees this rank's rows only"
+                f"times, expected {layers}, once in each layer: attention computed otherwise sees this rank's rows"
             )
         if _encodes(module):
             if isinstance(output, tuple):
