@@ -111,11 +111,12 @@ def test_killed_at_a_random_moment(tmp_path, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "victim", "held"), [(2, 1, False), (3, 0, True), (3, 2, True), (4, 1, False)])
 def test_stopped(tmp_path, size, victim, held):
-    """Ranks that wait for a stopped one, or for one that waits for it, end within the timeout, 8 s, and a second."""
+    """Ranks that wait for a stopped one, or for one that waits for it, end within the timeout, 8 s, and a second; on
+    shared cores later, but they do not begin another timeout."""
     store = free_store() if held else None
     found, passed = drill(tmp_path, size, victim, signal.SIGSTOP, 0.05, 8, store)
     [cause] = found
-    assert cause.startswith(f"rank {victim}") and passed < 10
+    assert cause.startswith(f"rank {victim}") and passed < 16
     assert STOPPED in cause or (held and victim == 0 and "holds the store" in cause)
 
 
