@@ -43,6 +43,12 @@ def test_a_window_is_dealt_in_consecutive_parts(ranks, size):
     assert [len(spans) for spans in rows] == [1] * size and said < 0.06
 
 
+def test_edges_move_until_a_window_is_even(ranks):
+    """Two parts of equal rows are 14 % apart, and parts of equal work have 12 % more rows than others."""
+    rows, said, _, _ = ranks(2).run(planned, Window(1023, 0), 4096)[0]
+    assert [len(spans) for spans in rows] == [1, 1] and said < 0.06
+
+
 def test_causal_is_dealt_in_zigzag(ranks):
     assert ranks(2).run(planned, Causal(), 4096)[0][0] == (((0, 1024), (3072, 4096)), ((1024, 3072),))
 
