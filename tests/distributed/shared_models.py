@@ -396,7 +396,8 @@ def refused(rank, fault):
         model.loss_function = F.mse_loss
     elif fault == "one layer":
         model.bert.encoder.layer[1].attention.self.forward = lambda x, *args, **more: (x, None)
-    plan, given = distributed.plan(Causal(), LENGTH), batch(fault == "documents")
+    mask = Causal() & Padding([LENGTH, 41]) if fault == "padded prompt" else Causal()
+    plan, given = distributed.plan(mask, LENGTH), batch(fault == "documents")
     shifted = fault not in encodes or fault == "shifted"
     if fault == "not shifted":
         shifted = False
@@ -410,6 +411,7 @@ def refused(rank, fault):
                 "rows": {"input_ids": shard["input_ids"][:, 1:]},
                 "shift": {"shift_labels": None},
                 "cache": {"past_key_values": transformers.DynamicCache()},
+                "padded prompt": {"use_cache": True},
                 "weights": {"output_attentions": True},
                 "uncounted": {"num_items_in_batch": None},
                 "tuple": {"return_dict": False},

@@ -231,6 +231,7 @@ def _assert_same(answers, values, grads):
         ("rows", "expected the"),
         ("shift", "labels without shift_labels"),
         ("cache", "past_key_values is a DynamicCache, expected what a decoder returned for the prompt"),
+        ("padded prompt", "use_cache: the plan's mask"),
         ("weights", "output_attentions: not there on shards"),
         ("not shifted", "labels without shift_labels: the mean is over all ranks' labels"),
         ("shifted", "expected what distributed.shard(batch, plan, shift_labels=False) returns"),

@@ -344,7 +344,7 @@ class SequencePlan:
 
     def _narrowed(self, mask: Mask | None) -> SequencePlan:
         """The plan with the same rows for those of its pairs that another mask, too, shows."""
-        if mask is None or _parts(mask) <= _parts(self.mask):
+        if mask is None or parts_of(mask) <= parts_of(self.mask):
             return self
         if mask not in self._narrower:
             if len(self._narrower) == _NARROWER:  # documents of a batch are gone with it
@@ -437,7 +437,7 @@ def _like(tensor: Tensor, dim: int, size: int) -> Tensor:
     return tensor.new_empty((*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]))
 
 
-def _parts(mask: Mask | None) -> frozenset[Mask]:
+def parts_of(mask: Mask | None) -> frozenset[Mask]:
     """Masks of which all must show a pair."""
     return frozenset() if mask is None else frozenset(mask.parts if isinstance(mask, And) else [mask])
 

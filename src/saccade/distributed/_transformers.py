@@ -22,7 +22,7 @@ from ..operator._masks import Causal, Mask, Window
 from ..operator._observers import aside
 from ._batches import check_padding
 from ._decoding import ShardedCache, decode
-from ._plan import SequencePlan
+from ._plan import SequencePlan, parts_of
 from ._running import RunningModel
 
 # Types whose logits, loss and gradients were compared with one process, each in a small model. Others may mix tokens
@@ -122,6 +122,11 @@ class RunningTransformers(RunningModel):
     def _take_cache(self, module: Any, given: dict[str, Any], where: str) -> None:
         cache = given.get("past_key_values")
         if cache is None and given.get("use_cache"):
+            if not all(isinstance(part, Causal | Window) for part in parts_of(self.plan.mask)):
+                raise ValueError(
+                    f"{where}: use_cache: the plan's mask {self.plan.mask!r} does not say what tokens behind the "
+                    "prompt see; expected None, Causal() or a window"
+                )
             cache = given["past_key_values"] = ModelCache(self.plan)
         if cache is not None and (_encodes(module) or not isinstance(cache, ModelCache) or cache.plan is not self.plan):
             raise ValueError(
