@@ -17,7 +17,7 @@ namespace SACCADE_SET {
 constexpr int kPart = 32;  // terms of a group of "int4"
 constexpr int64_t kGroupRowsAtOnce = 160;  // of a task: a panel becomes bytes for each of them
 
-// As `Halves` and `Quads` of int8.h, with weights from 0 and signed x.
+// As `Halves` and `Quads` of int8_panels.h, with weights from 0 and signed x.
 struct GroupHalves : Halves {
     static SACCADE_INLINE void line(vu w, Line& to) { to[0] = (vs)(w & splat_u(0x00ff00ff)), to[1] = (vs)(w >> 8 & splat_u(0x00ff00ff)); }
     static void widen(const int8_t* from, int64_t count, uint8_t* to) {
