@@ -20,6 +20,7 @@ from ._faults import answered
 _ROUNDS = 5
 _HEADS, _ROWS, _MOST_ROWS = 4, 1024, 2**14
 _LONG_ENOUGH = 5e-3  # seconds of a forward pass
+_ROWS_BETWEEN, _TURNS = 512, 8  # of work between messages
 _BYTES = 2**22  # of a message
 _OPERATION = "plan, measuring the speed of the ranks"
 
@@ -51,7 +52,8 @@ def _measured(group: Any, sizes: CallSizes) -> RankSpeed:
         compute = _passes(sizes, rows, device)
         forward = _seconds(group, device, compute[0])
     exchange = _exchanges(group, device)
-    latency, message = (_seconds(group, device, lambda n=n: exchange(n)) for n in (1, _BYTES))  # type: ignore[misc]
+    latency = _latency(group, device, _passes(sizes, _ROWS_BETWEEN, device)[0], exchange)
+    message = _seconds(group, device, lambda: exchange(_BYTES))
     both = _seconds(group, device, lambda: exchange(_BYTES, compute[0]))
     disturbed = max(both - max(forward, message), 0.0) / min(forward, message)
     operations = 2.0 * sum(sizes.widths) * _HEADS * rows**2
@@ -63,6 +65,20 @@ def _measured(group: Any, sizes: CallSizes) -> RankSpeed:
         _memory(group, device),
         max(1.0 - disturbed, -1.0),
     )
+
+
+def _latency(group: Any, device: torch.device, work: Callable[[], Any], exchange: Callable[[int], None]) -> float:
+    """Seconds of a message without bytes between ranks that compute. Where these share cores, a message then waits for
+    a core: several times as long as between ranks that are idle."""
+
+    def alternate(messages: bool) -> None:
+        for _ in range(_TURNS):
+            work()
+            if messages:
+                exchange(1)
+
+    alone, both = (_seconds(group, device, lambda messages=messages: alternate(messages)) for messages in (False, True))  # type: ignore[misc]
+    return max(both - alone, 0.0) / _TURNS
 
 
 def _passes(sizes: CallSizes, rows: int, device: torch.device) -> tuple[Callable[[], Any], Callable[[], Any]]:

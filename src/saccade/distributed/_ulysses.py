@@ -94,25 +94,21 @@ class Swap(torch.autograd.Function):
     def forward(
         ctx: Any, group: HeadGroup, dealt: tuple[Dealt, ...], to_heads: bool, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.group, ctx.dealt, ctx.to_heads, ctx.counts = group, dealt, to_heads, [x.shape[1] for x in tensors]
+        ctx.group, ctx.dealt, ctx.to_heads = group, dealt, to_heads
         ctx.set_materialize_grads(True)
         swap = _to_heads if to_heads else _to_rows
-        return tuple(swap(group, dealt, tensors, "attention, ulysses", [0] * len(tensors)))
+        return tuple(swap(group, dealt, tensors, "attention, ulysses"))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
         swap = _to_rows if ctx.to_heads else _to_heads
-        return None, None, None, *swap(ctx.group, ctx.dealt, cotangents, "attention, ulysses, backward", ctx.counts)
+        return None, None, None, *swap(ctx.group, ctx.dealt, cotangents, "attention, ulysses, backward")
 
 
-def _to_heads(
-    group: HeadGroup, dealt: tuple[Dealt, ...], tensors: Any, operation: str, counts: list[int]
-) -> list[Tensor]:
+def _to_heads(group: HeadGroup, dealt: tuple[Dealt, ...], tensors: Any, operation: str) -> list[Tensor]:
     ranks, me = range(len(group.places)), group.number
-    sends = [
-        (to, x[:, list(heads[to])].contiguous()) for to in ranks for x, (heads, _) in zip(tensors, dealt, strict=True)
-    ]
+    sends = [(to, _of(x, heads[to])) for to in ranks for x, (heads, _) in zip(tensors, dealt, strict=True)]
     into = [
         (rank, x.new_empty(x.shape[0], len(heads[me]), size(places[rank]), x.shape[3]))
         for rank in ranks
@@ -129,13 +125,13 @@ def _to_heads(
     return wholes
 
 
-def _to_rows(
-    group: HeadGroup, dealt: tuple[Dealt, ...], tensors: Any, operation: str, counts: list[int]
-) -> list[Tensor]:
+def _to_rows(group: HeadGroup, dealt: tuple[Dealt, ...], tensors: Any, operation: str) -> list[Tensor]:
     """The way back. Heads that several ranks have are added up, in the order of ranks."""
     ranks, me = range(len(group.places)), group.number
-    sends = [
-        (to, cut(x, 2, places[to]).contiguous()) for to in ranks for x, (_, places) in zip(tensors, dealt, strict=True)
+    sends = [(to, cut(x, 2, places[to])) for to in ranks for x, (_, places) in zip(tensors, dealt, strict=True)]
+    totals = [
+        x.new_empty(x.shape[0], max(mine[-1] + 1 for mine in heads if mine), size(places[me]), x.shape[3])
+        for x, (heads, places) in zip(tensors, dealt, strict=True)
     ]
     into = [
         (rank, x.new_empty(x.shape[0], len(heads[rank]), size(places[me]), x.shape[3]))
@@ -143,21 +139,26 @@ def _to_rows(
         for x, (heads, places) in zip(tensors, dealt, strict=True)
     ]
     received = _swapped(group, sends, into, operation)
-    found = []
-    for n, (x, (heads, places)) in enumerate(zip(tensors, dealt, strict=True)):
-        count = max((head for mine in heads for head in mine), default=-1) + 1
-        total = x.new_zeros(x.shape[0], max(count, counts[n]), size(places[me]), x.shape[3])
-        for rank in ranks:
-            total[:, list(heads[rank])] += received[rank * len(tensors) + n]
-        found.append(total)
-    return found
+    for n, (total, (heads, _)) in enumerate(zip(totals, dealt, strict=True)):
+        done = 0  # heads that are written
+        for mine, part in zip(heads, received[n :: len(totals)], strict=True):
+            if mine:
+                shared = done - mine[0]
+                total[:, mine[0] : done] += part[:, :shared]
+                total[:, done : mine[-1] + 1] = part[:, shared:]
+                done = mine[-1] + 1
+    return totals
+
+
+def _of(x: Tensor, heads: Heads) -> Tensor:
+    """A view of some heads, which follow one another."""
+    return x.narrow(1, heads[0] if heads else 0, len(heads))
 
 
 def _swapped(group: HeadGroup, sends: Any, into: Any, operation: str) -> list[Tensor]:
     """The received tensors, in the order of `into`; those of a rank for itself are not sent."""
     own = iter([x for to, x in sends if to == group.number])
-    away, others = (
-        [(group.peers[rank], x) for rank, x in messages if rank != group.number] for messages in (sends, into)
-    )
+    away = [(group.peers[rank], x.contiguous()) for rank, x in sends if rank != group.number]
+    others = [(group.peers[rank], x) for rank, x in into if rank != group.number]
     received = iter(exchanged(group.process_group, away, others, operation))
     return [next(own) if rank == group.number else next(received) for rank, _ in into]
