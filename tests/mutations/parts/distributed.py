@@ -80,8 +80,8 @@ FAULTS = (
     Fault(
         "shards-shared-key-heads",
         SWAP,
-        "total[:, list(heads[rank])] +=",
-        "total[:, list(heads[rank])] =",
+        "total[:, mine[0] : done] +=",
+        "total[:, mine[0] : done] =",
         TESTS,
         "Of ranks that share a key head, the last one's gradient stands for all.",
     ),
