@@ -87,6 +87,7 @@ class RunningModel(ABC):
             return
         with ExitStack() as stack:
             stack.callback(setattr, self, "_thread", before)
+            stack.callback(self._return_to, self.prompt)  # hooks are not called after Ctrl-C
             for handle in self.hooks() if before is None else []:
                 stack.callback(handle.remove)
             refused = sdpa_handled_by(self._refuse), flex_handled_by(self._refuse)
@@ -131,9 +132,13 @@ class RunningModel(ABC):
         try:
             return None if output is None else self.result(module, output)
         finally:
-            ended, self.prompt = self.prompt, self._outer.pop(id(module), None)
-            if ended is not None and ended is not self.prompt:
-                ended.running = False
+            self._return_to(self._outer.pop(id(module), None))
+
+    def _return_to(self, prompt: Prompt | None) -> None:
+        """End the call that runs with a cache, which is part of one with this prompt."""
+        ended, self.prompt = self.prompt, prompt
+        if ended is not None and ended is not prompt:
+            ended.running = False
 
     def take_cache(
         self, prompt: Prompt, before: int, given: dict[str, Any], where: str, name: str, training: bool
