@@ -25,7 +25,7 @@ _FEW = 16  # entries of a tensor that a message shows
 
 
 class Prompt:
-    """What the layers of one cache have in common.
+    """The plan and the call that the layers of one cache have in common.
 
     Attributes:
         plan: of the prompt.

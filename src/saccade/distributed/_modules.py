@@ -107,7 +107,7 @@ class RunningModules(RunningModel):
                 given.pop("position_ids", None)
 
     def _prompt_of(self, cache: KVCache | LayerCache, where: str) -> Prompt:
-        """That of a cache; the layers of an empty `KVCache` are replaced by some on shards."""
+        """The prompt of a cache. The layers of an empty `KVCache` are replaced by ones on shards."""
         layers = cache.layers if isinstance(cache, KVCache) else [cache]
         prompts = {layer.prompt for layer in layers if isinstance(layer, ShardedLayer)}
         if len(prompts) == 1 and all(isinstance(layer, ShardedLayer) for layer in layers):
