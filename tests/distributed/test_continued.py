@@ -265,10 +265,32 @@ class Twice(torch.nn.Module):
         super().__init__()
         self.layer, self.caches = nn.MultiHeadAttention(nn.AttentionConfig(24, heads=3)), caches
 
-    def forward(self, x, cache):
+    def forward(self, x, cache, mask=None, bias=None):
         for layer in self.caches:
-            x = self.layer(x, Causal(), cache=cache[layer])
+            x = self.layer(x, mask, cache=None if cache is None else cache[layer], bias=bias)
         return x
+
+
+def test_tensors_that_reach_behind_the_prompt_are_read_by_position(ranks):
+    for rows in ranks(2).run(reaching):
+        torch.testing.assert_close(rows, reaching(None), rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def reaching(rank):
+    """Rows of a prompt and of the tokens behind it, with a mask and a bias that are tensors for more than these."""
+    torch.manual_seed(5)
+    x, bias = torch.randn(1, LENGTH, 24).double(), torch.randn(3, LENGTH + 4, LENGTH + 4).double()
+    mask, bias = (torch.rand(LENGTH + 4, LENGTH + 4) < 0.6).tril(), bias[None]
+    model = Twice((0, 1)).double()
+    if rank is None:
+        return model(x, None, mask[:LENGTH, :LENGTH], bias[..., :LENGTH, :LENGTH])
+    plan, cache = distributed.plan(None, PROMPT), nn.KVCache.growing(2)
+    model.eval()
+    with distributed.context_parallel(model, plan):
+        rows = [plan.unshard(model(plan.shard(x[:, :PROMPT], 1), cache, mask, bias), 1)]
+        rows += [model(x[:, start:stop], cache, mask, bias) for start, stop in PIECES]
+    return torch.cat(rows, 1)
 
 
 def test_layers_that_keep_other_tokens_than_the_first_are_an_error(ranks):
