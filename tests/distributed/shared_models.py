@@ -101,23 +101,6 @@ def by_document(model, given, packed=True):
     return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def continued(rank, kind, layout, more):
-    """Logits of a prompt on shards and of the tokens behind it, of which some are forgotten; one process: rank None."""
-    model, ids, prompt = decoder(kind, more), batch(False)["input_ids"], LENGTH - 5
-    with torch.no_grad():
-        if rank is None:
-            return model(ids, use_cache=False).logits
-        plan = distributed.plan(Causal(), prompt, layout=layout)
-        with distributed.context_parallel(model, plan):
-            output = model(**distributed.shard({"input_ids": ids[:, :prompt]}, plan), use_cache=True)
-            logits, cache = [plan.unshard(output.logits, 1)], output.past_key_values
-            model(input_ids=ids[:, :2], past_key_values=cache)
-            cache.crop(2)
-            for start, stop in ((prompt, prompt + 1), (prompt + 1, prompt + 4), (prompt + 4, LENGTH)):
-                logits.append(model(input_ids=ids[:, start:stop], past_key_values=cache).logits)
-    return torch.cat(logits, 1)
-
-
 class Stack(torch.nn.Module):
     """A module of a user, with layers of `saccade.nn`: sink, cap, rotary positions, a learned bias, a window."""
 
@@ -396,8 +379,7 @@ def refused(rank, fault):
         model.loss_function = F.mse_loss
     elif fault == "one layer":
         model.bert.encoder.layer[1].attention.self.forward = lambda x, *args, **more: (x, None)
-    mask = Causal() & Padding([LENGTH, 41]) if fault == "padded prompt" else Causal()
-    plan, given = distributed.plan(mask, LENGTH), batch(fault == "documents")
+    plan, given = distributed.plan(Causal(), LENGTH), batch(fault == "documents")
     shifted = fault not in encodes or fault == "shifted"
     if fault == "not shifted":
         shifted = False
@@ -410,8 +392,6 @@ def refused(rank, fault):
                 "positions": {"position_ids": None},
                 "rows": {"input_ids": shard["input_ids"][:, 1:]},
                 "shift": {"shift_labels": None},
-                "cache": {"past_key_values": transformers.DynamicCache()},
-                "padded prompt": {"use_cache": True},
                 "weights": {"output_attentions": True},
                 "uncounted": {"num_items_in_batch": None},
                 "tuple": {"return_dict": False},
@@ -454,8 +434,6 @@ def own_refused(rank, fault):
     }.get(fault, lambda: (own(None, {}), ids))()
     if fault == "weights":
         more = {"return_weights": True}
-    elif fault == "cache":
-        more = {"cache": model.cache()}
     elif fault == "shift":
         more = {"labels": ids}
     elif fault == "not shifted":

@@ -87,6 +87,7 @@ def test_tokens_of_the_prompt_are_taken_back(ranks):
         ("width", "it holds keys of (batch, heads, width) (2, 3, 7) in float64 on cpu, but new ones of (2, 3, 5)"),
         ("rows", "query and key have 1 and 2 rows (axis 2), expected those of new tokens"),
         ("tokens", "decode: ranks disagree: tokens is 97 on rank 0 and 96 on rank 1"),
+        ("counts", "decode: ranks disagree: new tokens is 1 on rank 0 and 2 on rank 1"),
         ("placed", "bias: with a cache it must not be placed by .at"),
         ("rollback", "rollback: expected at most the 97 tokens there are, got 98"),
     ],
@@ -104,7 +105,8 @@ def faulty_step(rank, fault):
         cache.rollback(98)
     if fault == "tokens" and rank == 1:
         cache.rollback(1)
-    query, key, value = (given[name][:, :, :1] for name in ("query", "key", "value"))
+    count = 1 + (fault == "counts" and rank == 1)
+    query, key, value = (given[name][:, :, :count] for name in ("query", "key", "value"))
     if fault == "width":
         query, key = query[..., :5], key[..., :5]
     if fault == "rows":

@@ -7,7 +7,6 @@ import torch
 from shared_models import (
     beside_data_parallel,
     checkpointed,
-    continued,
     counted_on_shards,
     counted_whole,
     decoder,
@@ -56,29 +55,6 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 
 )
 def test_logits_loss_and_all_gradients_are_those_of_one_process(ranks, size, kind, layout, packed, more):
     _assert_same(ranks(size).run(on_shards, kind, layout, packed, more), *whole(kind, packed, more))
-
-
-@pytest.mark.parametrize(
-    ("size", "kind", "layout", "more"),
-    [
-        (3, "qwen2", "ring", WINDOW),
-        (2, "gpt2", "ulysses", {}),
-        *(
-            pytest.param(size, kind, "gathered", more, marks=pytest.mark.slow)
-            for size, kind, more in [
-                (2, "gpt_oss", {"head_dim": 4, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 7}),
-                (3, "gemma3_text", {"head_dim": 4, "sliding_window": 7}),
-                (2, "gemma2", {"head_dim": 4, "sliding_window": 7}),
-                (2, "opt", {"ffn_dim": 20, "word_embed_proj_dim": 24}),
-            ]
-        ),
-    ],
-)
-def test_tokens_behind_a_prompt_are_those_of_one_process(ranks, size, kind, layout, more):
-    expected = continued(None, kind, layout, more)
-    for answer in ranks(size).run(continued, kind, layout, more):
-        assert isinstance(answer, torch.Tensor), answer
-        torch.testing.assert_close(answer, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +206,6 @@ def _assert_same(answers, values, grads):
         ("positions", "LlamaForCausalLM: position_ids are missing"),
         ("rows", "expected the"),
         ("shift", "labels without shift_labels"),
-        ("cache", "past_key_values is a DynamicCache, expected what a decoder returned for the prompt"),
-        ("padded prompt", "use_cache: the plan's mask"),
         ("weights", "output_attentions: not there on shards"),
         ("not shifted", "labels without shift_labels: the mean is over all ranks' labels"),
         ("shifted", "expected what distributed.shard(batch, plan, shift_labels=False) returns"),
@@ -262,7 +236,6 @@ def test_what_cannot_be_right_on_shards_is_an_error(ranks, fault, message):
         ("backend", "backend 'chunked'"),
         ("layer drop", "layer_drop leaves out other layers"),
         ("weights", "Encoder: return_weights"),
-        ("cache", "LanguageModel: cache: KV caches are not kept on shards"),
         ("shift", "LanguageModel: labels without shift_labels"),
         ("not shifted", "LanguageModel: labels without shift_labels"),
         ("hidden keys", "hides keys: padding belongs into the plan's mask"),

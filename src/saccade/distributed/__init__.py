@@ -9,9 +9,9 @@ in spans of rows (`_spans.py`); `_exchange.py` sends and receives, `_faults.py` 
 computes rectangles by the operator, `_sums.py` adds them up, and `_ring.py` and `_ulysses.py` are the ways to do a
 call. `_costs.py` and `_prediction.py` are the cost of a layout, `_speed.py` measures what it depends on.
 `_statistics.py` measures weights, and `_decoding.py` has a cache on shards. `_models.py` puts attention into models:
-`_transformers.py` into those of transformers, `_modules.py` into Saccade's; `_running.py` is common to both, and
-`_batches.py` cuts inputs. Imports the operator with positions, variants and caches, and what reads the calls of
-transformers.
+`_transformers.py` into those of transformers, `_modules.py` into Saccade's; `_running.py` is common to both,
+`_caches.py` has their caches, and `_batches.py` cuts inputs. Imports the operator with positions, variants and caches,
+and what reads the calls of transformers.
 """
 
 from __future__ import annotations

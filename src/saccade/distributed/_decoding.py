@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..operator._attention import merge
 from ..operator._biases import Bias
-from ..operator._call import CheckedCall, share_of_keys, sink_lse, without_autocast
+from ..operator._call import CheckedCall, accumulator_of, share_of_keys, sink_lse, without_autocast
 from ..operator._checks import check_inputs, make_call
 from ..operator._masks import Mask, as_mask
 from ..operator._masks._data import bounded
@@ -177,26 +177,36 @@ def decode(
         True
         >>> dist.destroy_process_group()
     """
+    scoring = {"bias": bias, "scale": scale, "softcap": softcap, "sink": sink}
+    return decode_with_lse(query, key, value, mask, cache, scoring, {})[0]
+
+
+def decode_with_lse(
+    query: Any, key: Any, value: Any, mask: Any, cache: Any, scoring: dict[str, Any], facts: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """As `decode`, with lse (B, Hq, L) as of `saccade.attention_with_lse`; ranks compare `facts`, too."""
     if not isinstance(cache, ShardedCache):
         raise TypeError(f"cache must be a ShardedCache, got {type(cache).__name__}")
     call, problem, plan = None, None, cache.plan
     with torch.no_grad():
         try:
-            call = _checked(query, key, value, mask, cache, bias, {"scale": scale, "softcap": softcap, "sink": sink})
+            call = _checked(query, key, value, mask, cache, **scoring)
+            facts = facts | {"new tokens": key.shape[2]}
         except (TypeError, ValueError) as error:
             problem = error
-        agreed(plan, call, problem, 0.0, "decode", {"tokens": cache.length})
+        agreed(plan, call, problem, 0.0, "decode", facts | {"tokens": cache.length})
         assert call is not None
         whole, (query, key, value) = call.whole, call.tensors
         with without_autocast(query.device):
             parts = list(_parts(whole, cache, query, *cache._take(key, value)))
             out, lse = _merged(plan, merge(parts))
-            share = share_of_keys(lse, sink_lse(lse, whole.sink))
-            return (out * share[..., None]).to(query.dtype)
+            every = sink_lse(lse, whole.sink)
+            out = out * share_of_keys(lse, every)[..., None]
+            return out.to(query.dtype), every.to(accumulator_of(query))
 
 
 def _checked(
-    query: Any, key: Any, value: Any, mask: Any, cache: ShardedCache, bias: Any, scoring: dict[str, Any]
+    query: Any, key: Any, value: Any, mask: Any, cache: ShardedCache, bias: Any = None, **scoring: Any
 ) -> ShardedCall:
     query, key, value = check_inputs(query, key, value)
     count, before = query.shape[2], np.array([cache.length])

@@ -30,24 +30,27 @@ def context_parallel(model: nn.Module, plan: SequencePlan) -> Iterator[None]:
     Args:
         model: a decoder or an encoder of transformers, or a module that has one inside; with any `attn_implementation`.
             Or a language model or an encoder of `saccade.models`, or any module that attends by `saccade.nn` or
-            `saccade.attention`. There, positions that count from the first token count from this rank's rows. It makes
-            no KV cache, except for a decoder of transformers that is called with `use_cache=True`: the prompt is called
-            as shards, and what follows with the same new tokens on every rank and the `past_key_values` that it
-            returned. Encoders have no head, or one for masked tokens or token classification; they return no pooled
-            vector. A RoBERTa model counts positions as in one process, unless `shard` was
-            given others than 0 ... L - 1.
+            `saccade.attention`. There, positions that count from the first token count from this rank's rows. A decoder
+            continues a prompt, with the same new tokens on every rank. One of transformers is called with shards of the
+            prompt and `use_cache=True`, then with new tokens and the `past_key_values` that it returned. One of
+            Saccade, or a module, is called with an empty `saccade.nn.KVCache` of growing layers, then with the same
+            cache. Encoders have no head, or one for masked tokens or token classification; they return no pooled
+            vector. A RoBERTa model counts positions as in one process, unless `shard` was given others than
+            0 ... L - 1.
         plan: of `saccade.distributed.plan`; each rank must have rows.
 
     Raises:
         TypeError: a model of transformers or Saccade that is not known to be right on shards (the message names those
             that are), a head that pools rows, or a module with a layer that mixes rows otherwise: a convolution, say.
         ValueError: the plan leaves ranks without rows. At the model's call: inputs are not this rank's rows,
-            `position_ids` are missing (transformers), or what cannot be done on shards: caches of another kind,
-            cross-attention, padding outside of the plan, losses of an encoder's head that are no cross-entropy, labels
-            of decoders that are not shifted or of encoders that are, attention weights, layers that are left out at
-            random, rotary positions scaled by the sequence's length, tokens dropped by their share, edits of calls. A
-            layer whose mask is not known is named. The model calls F.scaled_dot_product_attention or flex_attention
-            itself, or makes fewer calls of attention than it has layers.
+            `position_ids` are missing (transformers), or what cannot be done on shards: cross-attention, padding
+            outside of the plan, losses of an encoder's head that are no cross-entropy, labels of decoders that are not
+            shifted or of encoders that are, attention weights, layers that are left out at random, rotary positions
+            scaled by the sequence's length, tokens dropped by their share, edits of calls. With a cache: one of another
+            kind or plan, a plan's mask other than None, causal and windows; and behind a prompt labels, gradients, a
+            model in training, tokens that differ by rank. A layer whose mask is not known is named. The model calls
+            F.scaled_dot_product_attention or flex_attention itself, or makes fewer calls of attention than it has
+            layers.
 
     Example:
         >>> import torch, torch.distributed as dist, transformers, saccade

@@ -18,9 +18,12 @@ from torch import Tensor, nn
 
 from ..operator._masks import as_mask
 from ..operator._observers import THREAD, computed_by
+from ..operator.nn import KVCache
+from ..operator.nn.cache import GrowingLayer, LayerCache
 from ..operator.positions import Learned, Rotary, Sinusoidal
 from ..operator.variants import Mechanism
 from ._batches import ROWS, check_padding
+from ._caches import Prompt, ShardedLayer
 from ._plan import SequencePlan
 from ._running import RunningModel
 
@@ -31,10 +34,8 @@ _PACKAGE = __name__.partition(".")[0]
 _POSITIONS = (Rotary, Learned, Sinusoidal)
 _MIXING = (nn.MultiheadAttention, nn.RNNBase, nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, Mechanism)
 _ABSENT = {  # arguments of Saccade's modules
-    "cache": "KV caches are not kept on shards",
     "context": "cross-attention is not shared among ranks",
     "padding": "padding belongs into the plan's mask",
-    "logits_to_keep": "the last columns are of this rank's rows",
     "observe": "a call on shards is of all ranks",
     "return_weights": "a call on shards is of all ranks",
 }
@@ -77,13 +78,19 @@ class RunningModules(RunningModel):
         return super()._enter(module, args, kwargs)
 
     def arguments(self, module: Any, given: dict[str, Any], known: Container[str], where: str) -> None:
+        for name in [name for name, value in given.items() if isinstance(value, KVCache | LayerCache)]:
+            prompt = self._prompt_of(given[name], f"{where}: {name}")
+            self.take_cache(prompt, int(given[name].length), given, where, name, module.training)
         own = _own_class(module)
         if own is None:
             return
         for name, why in _ABSENT.items():
             if given.get(name) not in (None, False):
                 raise ValueError(f"{where}: {name}: {why}")
-        self.check_rows(given, where, {**ROWS, "x": 1, "tokens": 1})
+        if not self.continues:
+            self.check_rows(given, where, {**ROWS, "x": 1, "tokens": 1})
+            if given.get("logits_to_keep") is not None:
+                raise ValueError(f"{where}: logits_to_keep: the last columns are of this rank's rows")
         check_padding(given.get("attention_mask"), where)
         if module.training and getattr(module, "layer_drop", 0):
             raise ValueError(f"{where}: layer_drop leaves out other layers on each rank; set it to 0")
@@ -98,6 +105,28 @@ class RunningModules(RunningModel):
                 self._take_positions(module, given, where)
             elif "position_ids" not in known:  # its rotary positions read distances
                 given.pop("position_ids", None)
+
+    def _prompt_of(self, cache: KVCache | LayerCache, where: str) -> Prompt:
+        """The prompt of a cache. The layers of an empty `KVCache` are replaced by ones on shards."""
+        layers = cache.layers if isinstance(cache, KVCache) else [cache]
+        prompts = {layer.prompt for layer in layers if isinstance(layer, ShardedLayer)}
+        if len(prompts) == 1 and all(isinstance(layer, ShardedLayer) for layer in layers):
+            (prompt,) = prompts
+            if prompt.plan is self.plan:
+                return prompt
+        usual = all(type(layer) in (GrowingLayer, ShardedLayer) and not layer._rounds for layer in layers)
+        if not isinstance(cache, KVCache) or not usual or any(layer.lengths().any() for layer in layers):
+            kinds = {
+                f"{type(layer).__name__}{' in 8 bits' if layer._rounds else ''} of {int(layer.lengths().max())} tokens"
+                for layer in layers
+            }
+            raise ValueError(
+                f"{where}: a {type(cache).__name__} ({', '.join(sorted(kinds))}), expected a KVCache as model.cache() "
+                "makes it, empty or with a prompt on shards of this plan"
+            )
+        prompt = Prompt(self.plan)
+        cache.layers[:] = [ShardedLayer(prompt) for _ in layers]
+        return prompt
 
     def _take_positions(self, module: Any, given: dict[str, Any], where: str) -> None:
         if isinstance(getattr(module, "mask", None), int):
@@ -135,13 +164,14 @@ class RunningModules(RunningModel):
         if backend != "auto":
             raise ValueError(f"context_parallel: backend {backend!r}: on shards it is chosen for each part of a call")
         self._calls += 1
-        return self.attend("context_parallel: a call", query, key, value, as_mask(mask), **options)
+        where = "context_parallel: a call"
+        return self.attend(where, query, key, value, as_mask(mask), self.layer_of(key, where), **options)
 
     def _place(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Positions of this rank's rows, where the caller has not given one for each."""
-        if not (self.running and self.on_this_thread()):
+        if not (self.running and self.on_this_thread()) or self.continues:
             return None
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         x, offset = given["x"], given.get("offset", 0)

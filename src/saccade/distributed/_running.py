@@ -17,10 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..interception._hooks import FlexCall, SdpaCall, checkpoints_wrapped_by, flex_handled_by, sdpa_handled_by
+from ..operator._masks import Causal, Window
 from ..operator._observers import aside
 from ._attention import attention_with_lse
 from ._batches import IGNORED, ROWS
-from ._plan import SequencePlan
+from ._caches import Prompt, ShardedLayer
+from ._decoding import decode_with_lse
+from ._plan import SequencePlan, parts_of
 
 
 class RunningModel(ABC):
@@ -29,6 +32,7 @@ class RunningModel(ABC):
     Attributes:
         held: n.
         running: ids of the modules that run and whose attention is on shards; empty while other models run.
+        prompt: of the cache that the module that runs was called with, or one around it.
     """
 
     def __init__(self, model: nn.Module, plan: SequencePlan) -> None:
@@ -37,6 +41,8 @@ class RunningModel(ABC):
         self._thread: int | None = None
         self._attending = False
         self._targets = dict[int, tuple[Tensor, Any]]()
+        self.prompt: Prompt | None = None
+        self._outer = dict[int, Prompt | None]()  # of the modules that run: that of the module around
 
     @abstractmethod
     def modules(self) -> list[nn.Module]:
@@ -58,6 +64,11 @@ class RunningModel(ABC):
         """Whether this thread is in the block: calls of others are of whole sequences."""
         return threading.get_ident() == self._thread
 
+    @property
+    def continues(self) -> bool:
+        """Whether the call has new tokens behind a prompt, the same on every rank."""
+        return self.prompt is not None and self.prompt.continues
+
     def result(self, module: Any, output: Any) -> Any:
         """The output of `module` in place of this one."""
         return output
@@ -76,6 +87,7 @@ class RunningModel(ABC):
             return
         with ExitStack() as stack:
             stack.callback(setattr, self, "_thread", before)
+            stack.callback(self._return_to, self.prompt)  # hooks are not called after Ctrl-C
             for handle in self.hooks() if before is None else []:
                 stack.callback(handle.remove)
             refused = sdpa_handled_by(self._refuse), flex_handled_by(self._refuse)
@@ -103,6 +115,7 @@ class RunningModel(ABC):
         if not self.on_this_thread():
             return None
         self.running.add(id(module))
+        self._outer[id(module)] = self.prompt
         signature = inspect.signature(module.forward)
         if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
             return None  # DistributedDataParallel, say, which hands all on
@@ -116,7 +129,34 @@ class RunningModel(ABC):
         if not self.on_this_thread():
             return None
         self.running.discard(id(module))
-        return None if output is None else self.result(module, output)
+        try:
+            return None if output is None else self.result(module, output)
+        finally:
+            self._return_to(self._outer.pop(id(module), None))
+
+    def _return_to(self, prompt: Prompt | None) -> None:
+        """End the call that runs with a cache, which is part of one with this prompt."""
+        ended, self.prompt = self.prompt, prompt
+        if ended is not None and ended is not prompt:
+            ended.running = False
+
+    def take_cache(
+        self, prompt: Prompt, before: int, given: dict[str, Any], where: str, name: str, training: bool
+    ) -> None:
+        """Keep in `prompt`, with so many tokens before, what the call of a module attends to. `name`: the argument."""
+        if prompt is self.prompt:
+            return
+        if not all(isinstance(part, Causal | Window) for part in parts_of(self.plan.mask)):
+            raise ValueError(
+                f"{where}: {name}: the plan's mask {self.plan.mask!r} does not say what tokens behind the prompt see; "
+                "expected None, Causal() or a window"
+            )
+        if before and any(given.get(labels) is not None for labels in ("labels", "shift_labels")):
+            raise ValueError(f"{where}: labels: a call behind a prompt has no loss on shards")
+        if before and training:
+            raise ValueError(f"{where}: each rank draws dropout of its own; call model.eval() behind a prompt")
+        prompt.begin(before, given)
+        self.prompt = prompt
 
     def check_rows(self, given: dict[str, Any], where: str, axes: dict[str, int] = ROWS) -> None:
         for name, dim in axes.items():
@@ -181,21 +221,58 @@ class RunningModel(ABC):
             output.loss = total / count
         return output
 
+    def layer_of(self, key: Tensor, where: str) -> ShardedLayer | None:
+        """The layer whose cache has just taken this key; None if the call has no cache."""
+        return None if self.prompt is None else self.prompt.layer_of(key, where)
+
     def attend(
-        self, where: str, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+        self,
+        where: str,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        layer: ShardedLayer | None,
+        **options: Any,
     ) -> tuple[Tensor, Tensor]:
         """The call over all ranks, with the mask of the whole sequence that a layer has: out (B, H, n, D) and lse."""
-        if query.shape[2] != self.held or key.shape[2] != self.held:
+        if layer is not None and self.continues != (layer.held is not None):
+            raise ValueError(f"{where}: the layers of its cache have different numbers of tokens; call reset()")
+        if not self.continues and (query.shape[2] != self.held or key.shape[2] != self.held):
             raise ValueError(
-                f"{where}: {query.shape[2]} rows and {key.shape[2]} keys, expected {self.held} of both: caches and "
-                "cross-attention are not shared among ranks"
+                f"{where}: {query.shape[2]} rows and {key.shape[2]} keys, expected {self.held} of both: "
+                "cross-attention is not shared among ranks"
             )
         before, self._attending = self._attending, True
         try:
             with aside():
-                return attention_with_lse(query, key, value, plan=self.plan._narrowed(mask), **options)
+                if self.continues and layer is not None:
+                    return self._decode(where, query, key, value, mask, layer, options)
+                made = attention_with_lse(query, key, value, plan=self.plan._narrowed(mask), **options)
         finally:
             self._attending = before
+        if layer is not None:
+            layer.keep(key, value)
+        return made
+
+    def _decode(
+        self,
+        where: str,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        layer: ShardedLayer,
+        options: dict[str, Any],
+    ) -> tuple[Tensor, Tensor]:
+        """The call from new tokens to all tokens so far, the same on every rank."""
+        if options.pop("dropout", 0.0):
+            raise ValueError(f"{where}: dropout: each rank draws its own, expected none behind a prompt")
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+            raise ValueError(f"{where}: a call behind a prompt records no gradients; call it under torch.no_grad()")
+        whole = mask if self.plan.mask is None else self.plan.mask if mask is None else self.plan.mask & mask
+        facts, layer.prompt.facts = layer.prompt.facts, {}  # once for all layers
+        return decode_with_lse(query, key, value, whole, layer.held, options, facts)
 
     def _refuse(self, call: SdpaCall | FlexCall, proceed: Callable[[], Any]) -> Any:
         if self.running and not self._attending:

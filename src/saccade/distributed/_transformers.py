@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from ..interception._hooks.transformers import MaskTensor, functions_wrapped_by, masks_wrapped_by, meaning_of
 from ..interception._hooks.transformers._mask_functions import MaskFrame, UnknownMaskFunction, read
 from ..operator._masks import Causal, Mask, Window
-from ..operator._observers import aside
 from ._batches import check_padding
-from ._decoding import ShardedCache, decode
-from ._plan import SequencePlan, parts_of
+from ._caches import Prompt, ShardedLayer
+from ._plan import SequencePlan
 from ._running import RunningModel
 
 # Types whose logits, loss and gradients were compared with one process, each in a small model. Others may mix tokens
@@ -80,9 +79,7 @@ class RunningTransformers(RunningModel):
     def __init__(self, model: nn.Module, plan: SequencePlan, parts: list[Any]) -> None:
         super().__init__(model, plan)
         self._parts = parts
-        self._cache: ModelCache | None = None  # of the call that runs
         self._calls = 0  # of attention in the model that runs
-        self._continues = False  # whether this has new tokens behind a prompt, the same on every rank
         self._names = {id(module): name for name, module in model.named_modules()}
 
     def modules(self) -> list[nn.Module]:
@@ -97,13 +94,15 @@ class RunningTransformers(RunningModel):
         inputs = [given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None]
         if module.base_model is module:
             self._calls = 0
-        self._take_cache(module, given, where)
-        before = 0 if self._cache is None else self._cache.get_seq_length()
-        if self._continues and inputs and given.get("position_ids") is None:
+        cache = self._cache_of(module, given, where)
+        before = 0 if cache is None else cache.get_seq_length()
+        if cache is not None:
+            self.take_cache(cache.prompt, before, given, where, "use_cache", module.training)
+        if self.continues and inputs and given.get("position_ids") is None:
             given["position_ids"] = torch.arange(before, before + inputs[0].shape[1], device=inputs[0].device)[None]
         self._check(given, module, where)
         if "use_cache" in known:
-            given["use_cache"] = self._cache is not None
+            given["use_cache"] = cache is not None
         if inputs and "attention_mask" in known:
             # With a mask transformers does not look for documents in positions, which on shards have other gaps.
             ones = inputs[0].new_ones(len(inputs[0]), before + inputs[0].shape[1], dtype=torch.long)
@@ -119,31 +118,26 @@ class RunningTransformers(RunningModel):
         if getattr(places, "padding_idx", None) is not None:
             given["position_ids"] = self.counted(given.get("input_ids"), given["position_ids"], places.padding_idx)
 
-    def _take_cache(self, module: Any, given: dict[str, Any], where: str) -> None:
+    def _cache_of(self, module: Any, given: dict[str, Any], where: str) -> ModelCache | None:
         cache = given.get("past_key_values")
-        if cache is None and given.get("use_cache"):
-            if not all(isinstance(part, Causal | Window) for part in parts_of(self.plan.mask)):
-                raise ValueError(
-                    f"{where}: use_cache: the plan's mask {self.plan.mask!r} does not say what tokens behind the "
-                    "prompt see; expected None, Causal() or a window"
-                )
+        if cache is None and not given.get("use_cache"):
+            return None
+        if cache is None:
             cache = given["past_key_values"] = ModelCache(self.plan)
-        if cache is not None and (_encodes(module) or not isinstance(cache, ModelCache) or cache.plan is not self.plan):
+        if _encodes(module) or not isinstance(cache, ModelCache) or cache.prompt.plan is not self.plan:
             raise ValueError(
                 f"{where}: past_key_values is a {type(cache).__name__}, expected what a decoder returned for the "
                 "prompt when it was called with use_cache=True on shards of this plan"
             )
-        self._cache, self._continues = cache, cache is not None and cache.get_seq_length() > 0
+        return cache
 
     def _check(self, given: dict[str, Any], module: Any, where: str) -> None:
         if given.get("position_ids") is None:
             raise ValueError(
                 f"{where}: position_ids are missing: without them a shard begins at 0; see distributed.shard"
             )
-        if not self._continues:
+        if not self.continues:
             self.check_rows(given, where)
-        elif given.get("labels") is not None:
-            raise ValueError(f"{where}: labels: a call behind a prompt has no loss on shards")
         check_padding(given.get("attention_mask"), where)
         if given.get("encoder_hidden_states") is not None:
             raise ValueError(f"{where}: encoder_hidden_states: cross-attention is not shared among ranks")
@@ -177,7 +171,7 @@ class RunningTransformers(RunningModel):
                 output = type(output)(**{name: x for name, x in output.items() if name != "pooler_output"})
             return self.with_loss(module, output)
         logits, loss = getattr(output, "router_logits", None), getattr(output, "loss", None)
-        if logits is not None and module.base_model is module and not self._continues:
+        if logits is not None and module.base_model is module and not self.continues:
             output.router_logits = tuple(map(self._whole, logits))
         elif logits is not None and loss is not None:
             output.loss = loss - (1 - 1 / self.plan.ranks) * module.router_aux_loss_coef * output.aux_loss
@@ -229,21 +223,9 @@ class RunningTransformers(RunningModel):
         if call.bias is not None or more.get("cu_seq_lens_q") is not None:
             raise ValueError(f"{where}: biases and cu_seq_lens count positions of a shard")
         scoring = {name: value for name, value in call.arguments().items() if name != "mask"}
-        layer = None if self._cache is None else self._cache.layer_of(key, where)
-        if self._cache is not None and layer in self._cache.layers:
-            out = self._decode(where, call, own, scoring, self._cache.layers[layer])
-        else:
-            out, _ = self.attend(where, call.query, call.key, call.value, own, **scoring)
-            if self._cache is not None:
-                self._cache.layers[layer] = ShardedCache(call.key, call.value, plan=self.plan)
+        layer = self.layer_of(key, where)
+        out, _ = self.attend(where, call.query, call.key, call.value, own, layer, **scoring)
         return out.transpose(1, 2).contiguous()
-
-    def _decode(self, where: str, call: Any, own: Mask | None, scoring: dict[str, Any], layer: ShardedCache) -> Tensor:
-        if scoring.pop("dropout", 0.0):
-            raise ValueError(f"{where}: dropout: tokens behind a prompt are computed without; call model.eval()")
-        mask = self.plan.mask if own is None else own if self.plan.mask is None else self.plan.mask & own
-        with aside():
-            return decode(call.query, call.key, call.value, mask, cache=layer, **scoring)
 
 
 class ModelCache:
@@ -257,22 +239,14 @@ class ModelCache:
     is_compileable, is_sliding = False, ()
 
     def __init__(self, plan: SequencePlan) -> None:
-        self.plan, self.layers = plan, dict[Any, ShardedCache]()
-        self._new: tuple[Any, Tensor] | None = None
+        self.prompt, self.layers = Prompt(plan), dict[Any, ShardedLayer]()
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **more: Any) -> tuple[Tensor, Tensor]:
-        self._new = layer_idx, key  # they are kept when the layer attends
+        self.layers.setdefault(layer_idx, ShardedLayer(self.prompt)).append(key, value, None)
         return key, value
 
-    def layer_of(self, key: Tensor, where: str) -> Any:
-        """The number of the layer that has just brought this key."""
-        new, self._new = self._new, None
-        if new is None or new[1] is not key:
-            raise ValueError(f"{where}: it attends to other keys than those that it gave the cache")
-        return new[0]
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.layers[layer_idx].length if layer_idx in self.layers else 0
+        return int(self.layers[layer_idx].lengths()[0]) if layer_idx in self.layers else 0
 
     get_query_offset = get_seq_length
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from ..fault import Fault
 
-CALL, RING, SUMS, TILES, SWAP, HEADS, PLAN, MODELS, NUMBERS, CACHE = (
+CALL, RING, SUMS, TILES, SWAP, HEADS, PLAN, MODELS, NUMBERS, CACHE, LAYERS, OWN = (
     f"src/saccade/distributed/_{name}.py"
-    for name in ("attention", "ring", "sums", "tiles", "ulysses", "heads", "plan", "running", "statistics", "decoding")
+    for name in (
+        *("attention", "ring", "sums", "tiles", "ulysses", "heads", "plan", "running", "statistics", "decoding"),
+        *("caches", "modules"),
+    )
 )
 TESTS = ("tests/distributed/test_attention.py",)
 MEASURED = ("tests/distributed/test_statistics.py",)
 DECODED = ("tests/distributed/test_decoding.py",)
+CONTINUED = ("tests/distributed/test_continued.py",)
 
 FAULTS = (
     Fault(
@@ -180,5 +184,53 @@ FAULTS = (
         "self._layer.rollback(min(before, count))",
         DECODED,
         "Every rank forgets as many tokens as the sequence.",
+    ),
+    Fault(
+        "shards-step-counts",
+        CACHE,
+        'facts | {"new tokens": key.shape[2]}',
+        "facts",
+        DECODED,
+        "Ranks with other numbers of new tokens exchange messages of unequal size, which ends processes.",
+    ),
+    Fault(
+        "shards-mask-behind-a-prompt",
+        MODELS,
+        "self.plan.mask & mask",
+        "self.plan.mask",
+        CONTINUED,
+        "Tokens behind a prompt see beyond the windows of layers.",
+    ),
+    Fault(
+        "shards-positions-behind-a-prompt",
+        OWN,
+        "self.on_this_thread()) or self.continues:",
+        "self.on_this_thread()):",
+        CONTINUED,
+        "Tokens behind a prompt get the positions of this rank's rows.",
+    ),
+    Fault(
+        "shards-tokens-behind-a-prompt",
+        LAYERS,
+        "self.facts = {name: _contents(x) for name, x in integers.items()}",
+        "self.facts = {}",
+        CONTINUED,
+        "Ranks continue a prompt by different tokens, and their outputs are merged.",
+    ),
+    Fault(
+        "shards-another-prompt",
+        LAYERS,
+        "self.held if lengths[0] else None",
+        "self.held",
+        CONTINUED,
+        "A cache that is empty again takes the rows of a prompt for new tokens.",
+    ),
+    Fault(
+        "shards-cache-in-one-process",
+        MODELS,
+        "ended.running = False",
+        "pass",
+        CONTINUED,
+        "In one process, new tokens attend to themselves alone.",
     ),
 )

@@ -100,7 +100,8 @@ class GeneratingModel(Model):
             max_new_tokens: n, at least 1.
             sampling: how to sample. None takes the most probable tokens, with the checkpoint's `repetition_penalty`, or
                 uses beam search if the checkpoint sets `num_beams`.
-            cache: an empty cache of any kind, such as `KVCache.streaming(layers, window)`; None keeps all tokens.
+            cache: an empty cache of any kind, such as `KVCache.streaming(layers, window)`, or one that holds the tokens
+                before `input_ids`, which constraints and penalties then do not read; None keeps all tokens.
 
         Raises:
             TypeError, ValueError: ids outside the vocabulary, other shapes, an item without real tokens, a head other
