@@ -52,7 +52,7 @@ def continued(rank, kind, layout, more):
             output = model(**distributed.shard({"input_ids": ids[:, :prompt]}, plan), use_cache=True)
             logits, cache = [plan.unshard(output.logits, 1)], output.past_key_values
             model(input_ids=ids[:, :2], past_key_values=cache)
-            cache.crop(2)
+            cache.crop(-2)
             for start, stop in ((prompt, prompt + 1), (prompt + 1, prompt + 4), (prompt + 4, LENGTH)):
                 logits.append(model(input_ids=ids[:, start:stop], past_key_values=cache).logits)
     return torch.cat(logits, 1)

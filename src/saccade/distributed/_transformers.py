@@ -254,8 +254,10 @@ class ModelCache:
         return self.get_seq_length(layer_idx) + query_length, 0
 
     def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove > 0:  # in some versions of transformers the tokens that stay
+            raise ValueError(f"crop: expected a negative number, -n for the last n tokens, got {tokens_to_remove}")
         for layer in self.layers.values():
-            layer.rollback(tokens_to_remove)
+            layer.rollback(-tokens_to_remove)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         for layer in self.layers.values():
