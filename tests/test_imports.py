@@ -55,7 +55,7 @@ LAYERS = [
     {"_attention", "_derived", "_int8"},
     {"_groups"},
     {"_int4"},
-    {"_explain", "_hooks", "_mask_functions", "_pooled", "_products", "_statistics", "_unchanged", "_weights"},
+    {"_explain", "_hooks", "_mask_functions", "_pooled", "_products", "_statistics", "_weights"},
     {"_block_masks", "_native_step", "batching", "positions", "variants"},
     {"_flex_attention"},
     {"acceleration", "nn", "verification"},

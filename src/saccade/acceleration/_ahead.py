@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..operator._native_step import Place
+from ..operator._native_step import StepMemory
 from ._decoder_caches import Buffer
 
 FOLLOWED = "_saccade_step"
@@ -28,7 +28,7 @@ class LayerStep(NamedTuple):
 
     layer: Any
     buffer: Buffer
-    used: Place
+    used: StepMemory
     out: Tensor  # (R, 1, E)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..operator._native_step import ACTIVATIONS, Norm
+from ..operator._native_step import ACTIVATIONS, StepNorm
 from ._linears import PackedLinear, activation_of, holds_rounded, is_linear
 from ._structure import has_own_forward
 
@@ -62,7 +62,7 @@ class Parts(NamedTuple):
     up: Linear
     gate: Linear | None
     down: Linear
-    norms: tuple[Norm | None, ...]  # of the form's norms and then of the heads', with the weights of `norm_modules`
+    norms: tuple[StepNorm | None, ...]  # of the form's norms and then of the heads', with the weights of `norm_modules`
     norm_modules: tuple[nn.Module | None, ...]
     activation: str
 
@@ -122,12 +122,12 @@ def _is_read(module: nn.Module | None) -> bool:
     return module is not None and (is_linear(module) or holds_rounded(module))
 
 
-def _described(norm: Any) -> Norm | None:
+def _described(norm: Any) -> StepNorm | None:
     """A norm's formula, without its weights; None for a module that is none."""
     if type(norm) is nn.LayerNorm:
-        return Norm(2)
+        return StepNorm(2)
     plus = _plus(norm)
-    return None if plus is None else Norm(1, plus=plus)
+    return None if plus is None else StepNorm(1, plus=plus)
 
 
 def _plus(norm: Any) -> float | None:

@@ -18,16 +18,25 @@ from torch import Tensor, nn
 
 from ..interception._hooks.transformers import meaning_of
 from ..operator import _observers
-from ..operator._native_step import Block, Blocks, Matrix, Norm, NotNative, Place, check_call, has_own_call, run
+from ..operator._derived import Unchanged
+from ..operator._native_step import (
+    Block,
+    Matrix,
+    NotNative,
+    StepBlocks,
+    StepMemory,
+    StepNorm,
+    check_call,
+    has_own_call,
+    run,
+)
 from ..operator._products import rounds, unrounded
-from ..operator._unchanged import Unchanged
 from . import _ahead as ahead
 from ._ahead import LayerStep
 from ._decoder_caches import Buffer, GrowingBuffers, SharedArguments
 from ._decoder_forms import Linear, Parts, eps_of
-from ._effects import CHANGES, same_random_numbers
+from ._effects import CHANGES, captures, idle, same_random_numbers
 from ._fused_layers import NOT_CALLED, OTHER, PROVED, REPLACED
-from ._hooks import captures, idle
 from ._linears import PackedLinear, by_kind
 from ._padded import LayerStack, PaddedLayer
 from ._proof import next_proof, same, tells
@@ -58,7 +67,7 @@ class DecoderLayer(PaddedLayer):
         super().__init__(name, module, stack)
         self._parts, self._buffers, self._shared = parts, buffers, shared
         self.step_state, self._steps_left = NOT_CALLED, 0
-        self._read: tuple[Blocks, int] | None = None  # of the last native step
+        self._read: tuple[StepBlocks, int] | None = None  # of the last native step
         self._follows = False  # whether its last step had the output and the arguments of the layer before
         self._awaited, self._alone = False, 0  # computed ahead and not called yet; steps until that is tried again
         self._cache = next((name for name in _CACHES if name in self.names), _CACHES[0])
@@ -152,7 +161,7 @@ class DecoderLayer(PaddedLayer):
         if self.place + 1 < len(self.stack.layers):
             ahead.mark(out, self.stack, self.place, named)
 
-    def _notify(self, place: Place, mask: Any) -> None:
+    def _notify(self, place: StepMemory, mask: Any) -> None:
         """Notify observers of the call that transformers' attention function would report."""
         attention, held = self.module._modules[self._parts.form.attention], place.key_cache.shape[2]
         assert place.seen is not None and self._read is not None
@@ -170,7 +179,7 @@ class DecoderLayer(PaddedLayer):
                 break
             layers.append(after)
             places.append(after._place(x, named))
-        parts = [cast(tuple[Blocks, int], layer._read)[0] for layer in layers]
+        parts = [cast(tuple[StepBlocks, int], layer._read)[0] for layer in layers]
         try:
             outs = run(x, [held] * x.shape[0], parts, [place for *_, place in places])
         except NotNative:
@@ -199,7 +208,7 @@ class DecoderLayer(PaddedLayer):
             yield after
             before = after
 
-    def _place(self, x: Tensor, named: dict[str, Any]) -> tuple[Any, Buffer, Place]:
+    def _place(self, x: Tensor, named: dict[str, Any]) -> tuple[Any, Buffer, StepMemory]:
         """Where a step reads and writes: the layer of the cache, the buffer with room, and their place."""
         if any(value is not None and value is not False and name not in _TAKEN for name, value in named.items()):
             raise NotNative("other arguments")
@@ -207,7 +216,7 @@ class DecoderLayer(PaddedLayer):
         if layer is None:
             raise NotNative("a cache of another kind, or without tokens")
         buffer = self._buffers.room(layer)
-        place = Place(*buffer.with_new())
+        place = StepMemory(*buffer.with_new())
         waves, mask = named.get("position_embeddings"), named.get("attention_mask")
         if mask is not None:
             place.first = self._shared.first(mask, x.shape[0], buffer.held())
@@ -221,7 +230,7 @@ class DecoderLayer(PaddedLayer):
         known = self._read is not None and type(cache).__module__ == "transformers.cache_utils"
         return cache.layers[self._read[1]] if known and self._read[1] < len(cache.layers) else None  # type: ignore[index]
 
-    def _read_anew(self, x: Tensor) -> tuple[Blocks, int]:
+    def _read_anew(self, x: Tensor) -> tuple[StepBlocks, int]:
         """The layer as it is now, and which layer of a cache is its own."""
         if any(map(has_own_call, self.module.modules())):
             raise NotNative("a module with a call of its own")
@@ -238,7 +247,7 @@ class DecoderLayer(PaddedLayer):
         heads = output.shape[1] // head
         query, *others = (_matrix(linear, x, heads if parts.form.by_head else None) for linear in parts.projections)
         norms = [
-            Norm() if norm is None else _norm(norm, module)
+            StepNorm() if norm is None else _norm(norm, module)
             for norm, module in zip(parts.norms, parts.norm_modules, strict=True)
         ]
         block = Block(
@@ -265,7 +274,7 @@ class DecoderLayer(PaddedLayer):
         )
         products = [vars(part.product) for part in parts.linears() if isinstance(part, PackedLinear)]
         beside = [*self.structure.inside(), *products]
-        return Blocks([block], Norm(), x, Unchanged(self.module.modules(), beside)), index
+        return StepBlocks([block], StepNorm(), x, Unchanged(self.module.modules(), beside)), index
 
     def _settled(self, alike: bool | str, x: Tensor, named: dict[str, Any]) -> Any:
         """The layer's own output; from now on the state tells whether the native one is the same."""
@@ -321,10 +330,10 @@ def _copied(cache: Any) -> Any:
     return copied
 
 
-def _norm(norm: Norm, module: Any) -> Norm:
+def _norm(norm: StepNorm, module: Any) -> StepNorm:
     tensors = module._parameters
     eps = module.eps if "eps" in module.__dict__ else eps_of(module)
-    return Norm(norm.kind, tensors.get("weight"), tensors.get("bias"), eps or 0.0, norm.plus)
+    return StepNorm(norm.kind, tensors.get("weight"), tensors.get("bias"), eps or 0.0, norm.plus)
 
 
 def _matrix(linear: Linear, x: Tensor, heads: int | None = None) -> Matrix:

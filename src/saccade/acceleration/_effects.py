@@ -1,4 +1,4 @@
-"""Side effects of a module's call: changed attributes, lists and random states.
+"""Side effects of a module's call: changed attributes, lists and random states, and hooks.
 
 A module that changes anything is computed the plain way. Every further computation, of samples or to compare, runs on
 a copy that shares the weights.
@@ -10,7 +10,7 @@ import copy
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..operator import _observers
 from ..operator._derived import state
 from ._structure import OURS
 
 CHANGES = "changes attributes, its arguments or random numbers when it is called"
+_CAPTURING = "transformers.utils.output_capturing"  # leaves its hooks behind after one output_hidden_states=True
 _VALUES = bool, int, float, complex, str, bytes, type(None)
 _CONTAINERS = dict, list, tuple, set, frozenset, deque
 _SKIPPED = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules", "training"} | {*OURS}
@@ -157,3 +159,20 @@ def _same(before: Any, now: Any) -> bool:
     if before is now:
         return True
     return type(before) is type(now) and isinstance(before, (*_VALUES, tuple)) and bool(before == now)
+
+
+def idle(*hooks: Mapping[Any, Any]) -> bool:
+    """Whether a module may be computed without these hooks now."""
+    if _observers.passive(*hooks):
+        return True
+    others = [hook for table in hooks for hook in table.values() if not _observers.passive({0: hook})]
+    return not captures() and all(getattr(hook, "__module__", None) == _CAPTURING for hook in others)
+
+
+def captures() -> bool:
+    """Whether transformers collects outputs of parts in this forward, or may do so unseen."""
+    module: Any = sys.modules.get(_CAPTURING)
+    if module is None:
+        return False
+    collector = getattr(module, "_active_collector", None)
+    return collector is None or bool(collector.get())  # by the names of the outputs

@@ -23,8 +23,7 @@ from torch.nn.modules import module as _of_all
 from ..operator import _observers
 from ..operator._backends.native._run import interrupted, is_plain
 from ..operator._products import Joined, in_one_pass, layer_norm, unrounded
-from ._effects import CHANGES, Effects, same_random_numbers, shadow
-from ._hooks import idle
+from ._effects import CHANGES, Effects, idle, same_random_numbers, shadow
 from ._linears import PackedLinear, holds_rounded, is_linear
 from ._methods import ReplacedMethod
 from ._proof import next_proof, same, same_where_finite, samples, tells, unusual_samples

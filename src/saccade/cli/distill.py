@@ -11,7 +11,7 @@ import typer
 from ._errors import UserError
 from ._options import flattened, option
 from ._parts._existing import existing, existing_data
-from ._run_options import EPILOG, Changes, RunCommand, changes_of
+from ._parts._run_options import EPILOG, Changes, RunCommand, changes_of
 from ._task_options import NewRunOptions, TaskEvaluationOptions, TaskLearningOptions, given, with_recipe
 from ._train_options import MachineOptions
 from .train import train_runs

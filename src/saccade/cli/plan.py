@@ -53,7 +53,7 @@ class ShapeOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class MachineOptions:
+class RankOptions:
     """Each rank"""
 
     rate: str = option("400TFLOP/s", "Operations in a second that attention reaches.", metavar="FLOP/s")
@@ -69,7 +69,7 @@ def register(app: typer.Typer) -> None:
     )
 
 
-def plan(sequence: SequenceOptions, shape: ShapeOptions, machine: MachineOptions) -> None:
+def plan(sequence: SequenceOptions, shape: ShapeOptions, machine: RankOptions) -> None:
     """Predict what attention over a sequence that processes share costs under each layout, and which one to take.
 
     Figures are of one attention call, for the busiest rank; "mean" is over ranks. Computing, network and bytes received
@@ -107,7 +107,7 @@ def _sizes(shape: ShapeOptions) -> CallSizes:
     return CallSizes(**given, dtype=getattr(torch, shape.dtype))
 
 
-def _speed(machine: MachineOptions) -> RankSpeed:
+def _speed(machine: RankOptions) -> RankSpeed:
     from ..distributed._costs import RankSpeed
 
     rate = quantity(machine.rate, "FLOP/s", "rate", "400TFLOP/s")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ._parts._existing import existing
-from ._run_options import Changes, Picture, Run, RunCommand, changes_of, picture_target
+from ._parts._run_options import Changes, Picture, Run, RunCommand, changes_of, picture_target
 
 PROBABILITIES = ("probability", "probabilities")
 # Of an input that is meant to be a file, though it is not there.

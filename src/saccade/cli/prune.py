@@ -17,8 +17,8 @@ from ._errors import UserError, require
 from ._options import GroupedCommand, flattened, option
 from ._parts._existing import existing_model, model_folder
 from ._parts._outputs import result_console
+from ._parts._run_options import EPILOG, ending
 from ._parts._texts import existing_text, text_or_file
-from ._run_options import EPILOG, ending
 
 if TYPE_CHECKING:
     from ..make.models import Model

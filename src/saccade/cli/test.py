@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ._parts._existing import existing_data
-from ._run_options import Changes, Picture, Run, RunCommand, changes_of, picture_target
+from ._parts._run_options import Changes, Picture, Run, RunCommand, changes_of, picture_target
 
 
 def register(app: typer.Typer) -> None:

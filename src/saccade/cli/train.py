@@ -17,9 +17,9 @@ from ..make._task_registry import TASK_OPTIONS
 from ._errors import UserError, require
 from ._options import Group, GroupedCommand, flattened, from_command_line
 from ._parts._existing import existing_data
+from ._parts._run_options import EPILOG, ending
 from ._parts._search import train_search
 from ._parts._train_rate import learning_rate
-from ._run_options import EPILOG, ending
 from ._task_options import (
     NewRunOptions,
     SearchOptions,

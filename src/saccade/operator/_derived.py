@@ -1,4 +1,5 @@
-"""Caches of values derived from tensors (packed, rounded and joined weights), and whether the tensors have changed.
+"""Caches of values derived from tensors (packed, rounded and joined weights), and whether tensors or modules have
+changed.
 
 PyTorch counts in-place writes in `_version`, but not those of fused optimizers, through `.data`, or by other libraries
 in the same memory. So a snapshot holds the memory itself, which keeps its address from being used again, and digests of
@@ -8,11 +9,11 @@ its contents. Each check reads a few lines of the memory, different lines every 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ._backends.native import _kernels
@@ -224,3 +225,33 @@ def _matrix(memory: Tensor) -> tuple[int, int, int]:
     stride, rows = axes.pop() if axes else (0, 1)
     inner = 1 + sum((size - 1) * step for step, size in axes)
     return rows, inner * memory.element_size(), stride * memory.element_size()
+
+
+class Unchanged:
+    """The types and attributes of modules, compared by identity, and the entries of dictionaries among the attributes:
+    children, parameters, buffers and hooks, in their order.
+
+    Numbers that are written into a tensor, its memory, and what other attributes hold inside are not compared. The
+    compiled module compares: a step of decoding asks for hundreds of modules. The modules are kept alive: an owner that
+    is one of them, or held by one, is part of a cycle.
+
+    Args:
+        beside: more dictionaries, attributes of other objects among them.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], beside: Iterable[Mapping[str, Any]] = ()):
+        parts = list(modules)
+        self._objects = tuple(x for part in parts for x in (part, type(part), vars(part)))
+        kinds: set[Any] = set(map(type, parts))
+        self._methods = {kind: (kind.forward, kind.__call__) for kind in kinds}
+        inside = (value for part in parts for value in vars(part).values() if isinstance(value, dict))
+        dicts = [*map(vars, parts), *inside, *beside]
+        self._entries = tuple(x for entry in dicts for x in (entry, (*entry,), (*entry.values(),)))
+        self._same = _kernels.module.Unchanged(self._objects, self._entries)  # which only points at these tuples
+
+    def __call__(self) -> bool:
+        """Whether all is as it was."""
+        for kind, (forward, call) in self._methods.items():
+            if kind.forward is not forward or kind.__call__ is not call:
+                return False
+        return bool(self._same.holds())

@@ -32,7 +32,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in the order of `Activat
 _LARGEST = 127  # -128 is left out, so that W and -W become the same numbers
 
 
-class Norm(NamedTuple):
+class RowNorm(NamedTuple):
     """A layer norm over features F, its weight and bias of the dtype that it is given."""
 
     weight: Tensor | None
@@ -155,7 +155,7 @@ def multiply_int8(
     activation: str | None = None,
     added: Tensor | None = None,
     then: tuple[Int8Weight, Tensor | None] | None = None,
-    norm: Norm | None = None,
+    norm: RowNorm | None = None,
 ) -> Tensor:
     """norm(f(x W^T + b) + y), x (..., E), float32 or bfloat16, to (..., F) of its dtype. See `multiply_rounded`.
 

@@ -1,8 +1,8 @@
 """The native step of decoding: one token of each item through blocks of a decoder, in one call (`native/step.h`).
 
 Who asks for a step finds out whether a block computes nothing but what `Block` describes; `NotNative` says why not.
-The answer, `Blocks`, serves later steps while every object that it was read from is the same, and every tensor where
-it was.
+The answer, `StepBlocks`, serves later steps while every object that it was read from is the same, and every tensor
+where it was.
 
 Shape legend: R items, E width, Hq / Hkv query and key-value heads, D, Dv key and value width, F hidden width.
 """
@@ -21,11 +21,11 @@ from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
 from ._call import ObservedCall
+from ._derived import Unchanged
 from ._groups import GroupedWeight
 from ._int8 import Int8Weight
 from ._int8_rows import SCALE_BYTES
 from ._products import FEW, compares, rounds, unfollowed
-from ._unchanged import Unchanged
 
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -40,7 +40,7 @@ class NotNative(Exception):
 
 
 @dataclass
-class Norm:
+class StepNorm:
     """A norm of rows: `kind` 1 is RMS, 2 has a mean; times `plus + weight`."""
 
     kind: int = 0
@@ -77,7 +77,7 @@ class Matrix:
 class Block:
     """The description of a block, `StepLayer` in native/call.h. Without a `key`, `query` is the joined projection."""
 
-    attention_norm: Norm
+    attention_norm: StepNorm
     query: Matrix
     output: Matrix
     heads: int
@@ -87,11 +87,11 @@ class Block:
     scale: float
     key: Matrix | None = None
     value: Matrix | None = None
-    query_norm: Norm = field(default_factory=Norm)
-    key_norm: Norm = field(default_factory=Norm)
-    after_attention: Norm = field(default_factory=Norm)
-    feed_forward_norm: Norm = field(default_factory=Norm)
-    after_feed_forward: Norm = field(default_factory=Norm)
+    query_norm: StepNorm = field(default_factory=StepNorm)
+    key_norm: StepNorm = field(default_factory=StepNorm)
+    after_attention: StepNorm = field(default_factory=StepNorm)
+    feed_forward_norm: StepNorm = field(default_factory=StepNorm)
+    after_feed_forward: StepNorm = field(default_factory=StepNorm)
     up: Matrix | None = None
     gate: Matrix | None = None
     down: Matrix | None = None
@@ -104,7 +104,7 @@ class Block:
 
 
 @dataclass
-class Place:
+class StepMemory:
     """The memory that a block reads and writes at one step alone."""
 
     key_cache: Tensor  # (R, Hkv, slots, D); or the data of `Int8Rows`, which both caches are then
@@ -156,7 +156,7 @@ def check_bare(module: nn.Module, kind: type[nn.Module], forward: Any) -> dict[s
     return children
 
 
-class Blocks:
+class StepBlocks:
     """Blocks and the norm behind them, as they were read for a step.
 
     Args:
@@ -164,7 +164,7 @@ class Blocks:
         unchanged: of all modules and other objects that were read; None: they serve this step alone.
     """
 
-    def __init__(self, blocks: list[Block], last: Norm, x: Tensor, unchanged: Unchanged | None = None):
+    def __init__(self, blocks: list[Block], last: StepNorm, x: Tensor, unchanged: Unchanged | None = None):
         self.blocks, self._unchanged = blocks, unchanged
         self._kind, self._rounds = (x.shape[2], x.dtype), rounds()
         self._tensors: list[Tensor] = []
@@ -214,7 +214,7 @@ class Blocks:
         numbers += [ACTIVATIONS[block.activation], block.parallel, block.interleaved]
         return numbers, [*reals, block.scale, block.softcap]
 
-    def _norm(self, norm: Norm, width: int, x: Tensor) -> tuple[list[int], list[float]]:
+    def _norm(self, norm: StepNorm, width: int, x: Tensor) -> tuple[list[int], list[float]]:
         if not norm.kind:
             return [0, 0, 0], [0.0, 0.0]
         weight, bias = (self._vector(tensor, width, x) for tensor in (norm.weight, norm.bias))
@@ -259,7 +259,7 @@ class Blocks:
         return [kind, features, weight.packed.data_ptr(), bias, weight.scales.data_ptr()]
 
 
-def run(x: Tensor, held: list[int], parts: list[Blocks], places: list[Place]) -> list[Tensor]:
+def run(x: Tensor, held: list[int], parts: list[StepBlocks], places: list[StepMemory]) -> list[Tensor]:
     """x (R, 1, E) through the blocks of all parts, each with its last norm; caches get the new token in slot
     `held[r] - 1`. Of parts before the last one only such as have one block and no norm.
 
@@ -294,7 +294,7 @@ def run(x: Tensor, held: list[int], parts: list[Blocks], places: list[Place]) ->
     return outs
 
 
-def _moving(block: Block, place: Place, end: int, x: Tensor, held: int, kept: list[Any]) -> list[int]:
+def _moving(block: Block, place: StepMemory, end: int, x: Tensor, held: int, kept: list[Any]) -> list[int]:
     """The fields of a layer that change from step to step, which follow the others."""
     numbers = [0, 0, 0, 0]
     if place.waves is not None:

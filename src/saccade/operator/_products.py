@@ -23,7 +23,7 @@ from . import _observers
 from ._backends.native import _kernels
 from ._backends.native._run import interrupted, is_plain
 from ._derived import Derived
-from ._int8 import DTYPES, FUNCTIONS as FUNCTIONS, Int8Weight, Norm, int8_weight, multiply_int8, rounded_product
+from ._int8 import DTYPES, FUNCTIONS as FUNCTIONS, Int8Weight, RowNorm, int8_weight, multiply_int8, rounded_product
 
 _FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}  # its ReLU of NaN is 0
 FEW = 0 if _kernels.module is None else _kernels.module.most_rows
@@ -185,7 +185,7 @@ def in_one_pass(
     x: Tensor,
     activation: str | None = None,
     joined: Joined | None = None,
-    norm: Norm | None = None,
+    norm: RowNorm | None = None,
 ) -> Tensor | None:
     """f(x W^T + b), x (..., E) to (..., F), what is joined to it and the norm of all, in 8 bits and in one pass.
 
@@ -217,7 +217,7 @@ def _finished_int8(
     activation: str | None,
     joined: Joined | None,
     then: tuple[Int8Weight, Tensor | None] | None = None,
-    norm: Norm | None = None,
+    norm: RowNorm | None = None,
 ) -> Tensor:
     """`finished` of a product in 8 bits, or of two, and a norm after all."""
     shape, added = (*x.shape[:-1], (then[0] if then else weight).features), None
@@ -229,14 +229,14 @@ def _finished_int8(
     return out if norm is after else norm(out)  # type: ignore[misc]
 
 
-def layer_norm(module: nn.Module | None) -> Norm | None:
+def layer_norm(module: nn.Module | None) -> RowNorm | None:
     """PyTorch's layer norm of the last axis, as a product may end in it; None for other modules."""
     if type(module) is not nn.LayerNorm or len(module.normalized_shape) != 1 or "forward" in vars(module):
         return None
-    return Norm(module.weight, module.bias, module.eps)
+    return RowNorm(module.weight, module.bias, module.eps)
 
 
-def _fits_rows(norm: Norm, features: int, dtype: torch.dtype) -> bool:
+def _fits_rows(norm: RowNorm, features: int, dtype: torch.dtype) -> bool:
     given = [x for x in norm[:2] if x is not None]
     return all(is_plain(x) and x.shape == (features,) and x.dtype == dtype and x.is_contiguous() for x in given)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from .._errors import UserError
-from .._run_options import ending
 from .._task_options import TaskFileOptions
+from ._run_options import ending
 
 if TYPE_CHECKING:
     from ...make.tasks import SearchReporter

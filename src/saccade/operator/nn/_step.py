@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import _observers
+from .._derived import Unchanged
 from .._masks import Causal
-from .._native_step import Block, Blocks, Matrix, Norm, NotNative, Place, check_bare, check_call, run
+from .._native_step import Block, Matrix, NotNative, StepBlocks, StepMemory, StepNorm, check_bare, check_call, run
 from .._products import rounds
-from .._unchanged import Unchanged
 from ..positions import Rotary
 from ..positions.rotary import StoredRotary
 from ._linear import Linear
@@ -47,7 +47,7 @@ class _Read(NamedTuple):
     """The blocks of a decoder as its last native step has read them, and the positions of each."""
 
     children: tuple[Any, ...]
-    blocks: Blocks
+    blocks: StepBlocks
     positions: list[nn.Module | None]
 
 
@@ -80,7 +80,7 @@ def _step(x: Tensor, cache: KVCache, decoder: Any) -> Tensor:
         known = _read(decoder, x)
     offset, most = layers[0].offset(1), max(held)
     waves = {positions: _waves(positions, x, offset) for positions in {*known.positions} if positions is not None}
-    places = [Place(*layer.room(most)) for layer in layers]
+    places = [StepMemory(*layer.room(most)) for layer in layers]
     for place, positions in zip(places, known.positions, strict=True):
         if positions is not None:
             place.waves, place.pairs = waves[positions]
@@ -99,7 +99,7 @@ def _read(decoder: Any, x: Tensor) -> _Read:
     modules = [module for module in decoder.modules() if module is not decoder]
     products = (getattr(module, "product", None) for module in modules)
     unchanged = Unchanged(modules, [vars(product) for product in products if product is not None])
-    return _Read(_children(decoder), Blocks(blocks, last, x, unchanged), [positions for _, positions in layers])
+    return _Read(_children(decoder), StepBlocks(blocks, last, x, unchanged), [positions for _, positions in layers])
 
 
 def _children(decoder: nn.Module) -> tuple[Any, ...]:
@@ -111,7 +111,7 @@ def _same(children: tuple[Any, ...], decoder: nn.Module) -> bool:
     return len(now) == len(children) and all(map(is_, now, children))
 
 
-def _notify(modules: Iterable[nn.Module], blocks: list[Block], places: list[Place], before: np.ndarray) -> None:
+def _notify(modules: Iterable[nn.Module], blocks: list[Block], places: list[StepMemory], before: np.ndarray) -> None:
     """Notify observers of each block's call, with the mask that its cache would give."""
     masks: dict[Any, Any] = {}
     held = int(before.max()) + 1
@@ -164,7 +164,7 @@ def _block(block: nn.Module, positions: nn.Module | None, x: Tensor) -> Block:
         if not _idle(inside["dropout"]):
             raise NotNative("dropout")
         gated = feed_forward.gated
-        made.feed_forward_norm = Norm() if made.parallel else _norm(children["feed_forward_norm"], x)
+        made.feed_forward_norm = StepNorm() if made.parallel else _norm(children["feed_forward_norm"], x)
         made.up, made.down = _matrix(inside["gate_up" if gated else "up"], x), _matrix(inside["down"], x)
         made.activation = GATED[feed_forward.activation] if gated else feed_forward.activation
     return made
@@ -202,18 +202,18 @@ def _matrix(layer: nn.Module, x: Tensor) -> Matrix:
     return Matrix(rounded or weight, tensors.get("bias"), None if rounded is None else again)
 
 
-def _norm(module: nn.Module, x: Tensor) -> Norm:
+def _norm(module: nn.Module, x: Tensor) -> StepNorm:
     kind = type(module)
     if kind not in (RMSNorm, nn.LayerNorm, nn.Identity):
         raise NotNative(f"a norm of the kind {kind.__name__}")
     _bare(module, kind)
     if kind is nn.Identity:
-        return Norm()
+        return StepNorm()
     tensors: Any = module._parameters
     eps: Any = module.eps
     if eps is None and x.dtype is not torch.float32:
         raise NotNative("a norm without eps")
-    return Norm(
+    return StepNorm(
         1 if kind is RMSNorm else 2,
         tensors.get("weight"),
         tensors.get("bias"),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .._attention import attention
 from .._biases import Bias, as_bias
 from .._call import ObservedCall
-from .._int8 import Norm
+from .._int8 import RowNorm
 from .._int8_rows import as_floats
 from .._masks import Mask, Padding, as_mask
 from .._products import in_one_pass
@@ -301,7 +301,7 @@ class MultiHeadAttention(nn.Module):
         out = out.transpose(1, 2).flatten(2)
         return out if self.gate is None else out * self.gate(x).sigmoid()
 
-    def _normed_sum(self, x: Tensor, norm: Norm, mask: Mask | Tensor | None, **given: Any) -> Tensor | None:
+    def _normed_sum(self, x: Tensor, norm: RowNorm, mask: Mask | Tensor | None, **given: Any) -> Tensor | None:
         """`norm(x + self(x, mask, **given))` with sum and norm in the last product; None if that is not in 8 bits, or
         if hooks read what is between."""
         hooked = self._forward_pre_hooks or self._forward_hooks or "forward" in vars(self)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 
 from .._biases import Bias
-from .._int8 import Norm
+from .._int8 import RowNorm
 from .._masks import Mask, Padding
 from .._products import layer_norm
 from .._unknown_arguments import advised
@@ -128,7 +128,7 @@ class EncoderBlock(nn.Module):
             read = attend(normed)
             return x + dropped(self.dropout, read if self.feed_forward is None else read + self.feed_forward(normed))
 
-        def summed(x: Tensor, norm: Norm) -> Tensor | None:
+        def summed(x: Tensor, norm: RowNorm) -> Tensor | None:
             return self.attention._normed_sum(x, norm, mask, observe=observe, **given)
 
         return self._with_feed_forward(self._with_residual(x, self.attention_norm, attend, summed))
@@ -167,7 +167,7 @@ class EncoderBlock(nn.Module):
         x: Tensor,
         norm: nn.Module,
         layer: Callable[[Tensor], Tensor],
-        summed: Callable[[Tensor, Norm], Tensor | None] | None = None,
+        summed: Callable[[Tensor, RowNorm], Tensor | None] | None = None,
     ) -> Tensor:
         """A layer around which the residual stream runs, normalised before or after. `summed(x, norm)` is
         norm(x + layer(x)) or None."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.modules import module as _of_all
 
-from .._int8 import Norm
+from .._int8 import RowNorm
 from .._observers import passive
 from .._products import FUNCTIONS, Joined, in_one_pass
 from ._initial import by_fan_in
@@ -98,12 +98,12 @@ class FeedForward(nn.Module):
             inner = self.up.activated(x, self.activation)
         return self.down(dropped(self.dropout, inner))
 
-    def _normed_sum(self, x: Tensor, norm: Norm) -> Tensor | None:
+    def _normed_sum(self, x: Tensor, norm: RowNorm) -> Tensor | None:
         """`norm(x + self(x))` in one pass; None where that is more, or hooks read what is between."""
         hooked = self._forward_pre_hooks or self._forward_hooks or "forward" in vars(self)
         return None if type(self) is not FeedForward or hooked else self._in_one_pass(x, ("add", x), norm)
 
-    def _in_one_pass(self, x: Tensor, joined: Joined | None = None, norm: Norm | None = None) -> Tensor | None:
+    def _in_one_pass(self, x: Tensor, joined: Joined | None = None, norm: RowNorm | None = None) -> Tensor | None:
         """The output, what is joined to it and the norm of all, if both products are in 8 bits and nothing reads what
         is between them; else None."""
         if self.gated or not (unread(self.up, self.dropout, self.down) and self.up.reads_int8 and self.down.reads_int8):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..findings._finding import TargetError
 from ._bounds import Difference, Measure
-from ._documents import Documents, Place, ids_of, located, with_ids
+from ._documents import DocumentPlace, Documents, ids_of, located, with_ids
 from ._shrink import smallest
 from ._stack import Stack, padding_of
 
@@ -28,7 +28,7 @@ class Compared(NamedTuple):
     """A document that is not the same among others as alone."""
 
     document: int
-    place: Place
+    place: DocumentPlace
     difference: Difference
     out: Tensor  # (L, V) among others
     alone: Tensor  # (L, V)

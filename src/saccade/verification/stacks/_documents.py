@@ -20,7 +20,7 @@ _BACK = 1000  # steps back in a search for places that do not overlap
 IDS = ("input_ids", "tokens", "ids", "idx", "x", "decoder_input_ids")
 
 
-class Place(NamedTuple):
+class DocumentPlace(NamedTuple):
     """Where a document's tokens stand: its row, and its first column."""
 
     row: int
@@ -153,7 +153,7 @@ def _is_ids(tensor: Tensor) -> bool:
     return tensor.dim() in (1, 2) and tensor.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
-def located(inputs: Any, documents: Documents) -> list[Place]:
+def located(inputs: Any, documents: Documents) -> list[DocumentPlace]:
     """Where each document stands, in the order of `documents`.
 
     Raises:
@@ -174,10 +174,10 @@ def located(inputs: Any, documents: Documents) -> list[Place]:
     return [place for _, place in sorted(zip(order, together, strict=True))]
 
 
-def _apart(places: list[list[Place]]) -> list[Place] | None:
+def _apart(places: list[list[DocumentPlace]]) -> list[DocumentPlace] | None:
     """One place for each document, the first ones that do not overlap; None if the search has no end in sight."""
     tried = [0] * len(places)  # the number of places that were tried for each document
-    chosen: list[Place] = []
+    chosen: list[DocumentPlace] = []
     taken: set[tuple[int, int]] = set()
     back = 0
     while len(chosen) < len(places):
@@ -197,14 +197,14 @@ def _apart(places: list[list[Place]]) -> list[Place] | None:
     return chosen
 
 
-def _cells(place: Place) -> set[tuple[int, int]]:
+def _cells(place: DocumentPlace) -> set[tuple[int, int]]:
     return {(place.row, place.start + step) for step in range(place.length)}
 
 
-def _places(rows: list[list[int]], document: list[int]) -> list[Place]:
+def _places(rows: list[list[int]], document: list[int]) -> list[DocumentPlace]:
     length = len(document)
     return [
-        Place(at, start, length)
+        DocumentPlace(at, start, length)
         for at, row in enumerate(rows)
         for start in range(len(row) - length + 1)
         if row[start : start + length] == document

@@ -23,7 +23,7 @@ class ComparedText:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Line:
+class _TextLine:
     """Words `start` to `stop` of a text, with the column of each word's first letter."""
 
     text: ComparedText
@@ -58,12 +58,12 @@ def tagged_picture(texts: Sequence[ComparedText], kind: str) -> bytes:
     return drawn(figure, kind)
 
 
-def _placed(texts: Sequence[ComparedText]) -> tuple[list[tuple[float, str | _Line]], float]:
+def _placed(texts: Sequence[ComparedText]) -> tuple[list[tuple[float, str | _TextLine]], float]:
     """Titles and lines with their rows, and the number of rows; texts beyond `_ROWS` are left out."""
-    placed: list[tuple[float, str | _Line]] = []
+    placed: list[tuple[float, str | _TextLine]] = []
     row = 1.4
     for text in texts:
-        lines: list[str | _Line] = [*([text.title[:WIDE]] if text.title else []), *_lines(text)]
+        lines: list[str | _TextLine] = [*([text.title[:WIDE]] if text.title else []), *_lines(text)]
         if placed and row + len(lines) > _ROWS:
             break
         placed += [(row + n, line) for n, line in enumerate(lines)]
@@ -71,11 +71,11 @@ def _placed(texts: Sequence[ComparedText]) -> tuple[list[tuple[float, str | _Lin
     return placed, row
 
 
-def _lines(text: ComparedText) -> Iterator[_Line]:
-    return (_Line(text, *line) for line in lines_of(text.words))
+def _lines(text: ComparedText) -> Iterator[_TextLine]:
+    return (_TextLine(text, *line) for line in lines_of(text.words))
 
 
-def _draw(axes: Any, line: _Line, row: float, kinds: Sequence[str]) -> None:
+def _draw(axes: Any, line: _TextLine, row: float, kinds: Sequence[str]) -> None:
     from matplotlib.patches import Rectangle
 
     for kind, begin, end in line.parts(line.text.truth):

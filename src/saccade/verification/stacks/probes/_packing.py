@@ -15,7 +15,7 @@ from ...findings._finding import Finding, Inapplicable, TargetError
 from ...subject._shortened import size_of
 from .._bounds import Measure, mixed_by, training, without_dropout
 from .._comparing import Compared, Comparison, Make
-from .._documents import Documents, Place, drawn, exchanged, ids_of, located
+from .._documents import DocumentPlace, Documents, drawn, exchanged, ids_of, located
 from .._probe import Probe
 from .._shrink import smallest
 from .._stack import Stack, needs
@@ -133,14 +133,14 @@ def _cause(comparison: Comparison, documents: Documents, worst: Compared, source
     return words, "position_ids = torch.cat([torch.arange(len(document)) for document in documents])", "position_ids"
 
 
-def _unrestarted(inputs: Any, places: list[Place]) -> int | None:
+def _unrestarted(inputs: Any, places: list[DocumentPlace]) -> int | None:
     """The first document whose position_ids do not begin where the first one's do."""
     starts = [_begins(inputs, place) for place in places]
     first = min(range(len(places)), key=lambda at: places[at])
     return next((at for at, start in enumerate(starts) if start is not None and start != starts[first]), None)
 
 
-def _begins(inputs: Any, place: Place) -> int | None:
+def _begins(inputs: Any, place: DocumentPlace) -> int | None:
     positions = inputs.get("position_ids") if isinstance(inputs, Mapping) else None
     if not isinstance(positions, Tensor) or positions.shape[-1] != ids_of(inputs).shape[-1] or positions.dim() > 2:
         return None
@@ -148,7 +148,7 @@ def _begins(inputs: Any, place: Place) -> int | None:
     return int(rows[min(place.row, len(rows) - 1), place.start])
 
 
-def _edits(places: list[Place]) -> list[tuple[str, Make]]:
+def _edits(places: list[DocumentPlace]) -> list[tuple[str, Make]]:
     """Changes of the inputs that may fix a pack, the smallest first, each with its words."""
 
     def restarted(inputs: Any) -> Any:
@@ -243,7 +243,7 @@ def _labels(pack: Make, documents: Documents) -> Iterator[Finding]:
     )
 
 
-def _crossing(pack: Make, documents: Documents) -> list[Place]:
+def _crossing(pack: Make, documents: Documents) -> list[DocumentPlace]:
     """The documents whose first token is a label of the document before."""
     inputs = pack(documents)
     labels = inputs.get("labels") if isinstance(inputs, Mapping) else None

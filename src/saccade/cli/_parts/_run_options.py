@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from ..make._task_registry import TASK_OPTIONS
-from ._errors import UserError, require
-from ._options import GroupedCommand
-from ._parts._existing import existing
+from ...make._task_registry import TASK_OPTIONS
+from .._errors import UserError, require
+from .._options import GroupedCommand
+from ._existing import existing
 
 Run = Annotated[
     Path,
@@ -72,7 +72,7 @@ def picture_target(picture: Path | None) -> Path | None:
     """The file to draw into, if one is given: errors in its name are raised before any work."""
     if picture is None:
         return None
-    from ..see.viewer import check_target
+    from ...see.viewer import check_target
 
     require("matplotlib", "tasks")
     if picture.suffix.lower() not in (".png", ".svg"):
@@ -93,9 +93,9 @@ step, and --resume goes on from there.
 @contextlib.contextmanager
 def ending(out: Path) -> Iterator[None]:
     """Exit with a message and a status if a signal, or another process, ends the run into `out`."""
-    from ..distributed import RankFailed
-    from ..make.training import Stopped
-    from ..make.training.processes import OtherProcessFailed, is_main_process
+    from ...distributed import RankFailed
+    from ...make.training import Stopped
+    from ...make.training.processes import OtherProcessFailed, is_main_process
 
     try:
         yield
