@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from saccade.support._seeding import seeded
+from saccade.support._restored import seeded
 from saccade.verification import Reading
 from saccade.verification.subject._steady import exact, steady, tolerance, vivid
 from saccade.verification.subject._subject import Subject

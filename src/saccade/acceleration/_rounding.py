@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..operator._products import Product, comparing, unrounded
-from ..support._evaluating import evaluating
+from ..support._restored import evaluating
 from ._effects import same_random_numbers
 from ._output_errors import OutputError, Outputs, Samples, inputs_of, metric_of
 from ._thread import THREAD

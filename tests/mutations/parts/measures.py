@@ -33,7 +33,7 @@ FAULTS = (
     ),
     Fault(
         "modes-back",
-        "src/saccade/support/_evaluating.py",
+        "src/saccade/support/_restored.py",
         "            module.training = True",
         "            model.train()",
         (OF_IMPORTANCE,),

@@ -55,7 +55,7 @@ FAULTS = (
     ),
     Fault(
         "dropout-while-judging",
-        "src/saccade/support/_evaluating.py",
+        "src/saccade/support/_restored.py",
         "    model.eval()\n",
         "    model.train()\n",
         (CLASSES, RUNS),

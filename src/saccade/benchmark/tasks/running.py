@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..attention.timing import thread_count
 from .catalogue import contender_named, usual_contenders
 from .examples import SyntheticTask

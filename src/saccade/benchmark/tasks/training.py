@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...operator.nn.config import check_count, check_number, check_positive
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from .contenders import TaskContender
 from .examples import UNASKED, Examples, SyntheticTask, digests, never_seen
 from .model import ModelShape, SequenceModel, answers

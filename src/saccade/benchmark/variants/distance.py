@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..attention.timing import first_line
 from .contenders import VariantContender
 from .data import ProblemSizes

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...operator._masks import Causal, Mask
 from ...operator.nn import AttentionConfig, MultiHeadAttention
 from ...operator.variants import MechanismConfig
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from .contenders import ContenderRunner, DecodingRun, VariantContender, counted
 from .data import ProblemSizes
 from .readings import NO_STEP, described, refused

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...operator._attention import attention
 from ...operator._masks import Causal, Mask
 from ...operator.variants import HeadSizes, Mechanism, MechanismConfig, Recurrent, patterns
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from .contenders import ContenderRunner, DecodingRun, VariantContender, counted
 from .data import ProblemSizes
 from .results import READING

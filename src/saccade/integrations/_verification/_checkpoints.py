@@ -26,7 +26,7 @@ from ...make.models.checkpoints.transformers_reading import (
 from ...make.models.decoder_lm.checkpoint import load_own
 from ...make.models.loading import is_known
 from ...support._extras import installing
-from ...support._seeding import seeded
+from ...support._restored import seeded
 
 Opened = tuple[Any, tuple[str, ...]]  # (the model, what the report says of it)
 

@@ -13,7 +13,7 @@ import torch
 from ...operator.nn._rounded import Rounding
 from ...operator.variants import MechanismConfig
 from ...support._extras import installing
-from ...support._meta import on_meta
+from ...support._restored import on_meta
 from ._shortened import shortened
 from .checkpoints.filling import coarser, draw, fill, label_axes, label_names, label_rows, reorder
 from .checkpoints.gguf import SUFFIX

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...operator.nn._rounded import Rounding
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ._shortened import shortened
 from .checkpoints.filling import label_axes, label_names, label_rows, reorder
 from .checkpoints.gguf import GgufHeader, read_header

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...acceleration import accelerate
 from ...acceleration._model import is_accelerated
 from ...operator.nn._rounded import described
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from .checkpoints.eight_bits import in_eight_bits, write_eight_bits
 from .checkpoints.reading import SAFE
 from .checkpoints.settings import CheckpointSettings

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...support._evaluating import evaluating
+from ...support._restored import evaluating
 from ..models import Model
 from ..models.decoding.generating import GeneratingModel
 

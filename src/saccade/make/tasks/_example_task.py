@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...operator.batching import LengthGrouped
 from ...operator.nn.stacks import LayerObserver
 from ...see.monitoring import Observations, watch
-from ...support._evaluating import evaluating
+from ...support._restored import evaluating
 from ..models import Model
 from ..training import Evaluation, Objective, Settings
 from ..training.memory import INPUT_SMALLER, is_out_of_memory, memory_told

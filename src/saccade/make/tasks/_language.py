@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ...support._evaluating import evaluating
+from ...support._restored import evaluating
 from .._task_options import Recipe
 from ..models import LanguageModel, Model, Sampling, generate
 from ..models.decoder_lm.checkpoint import load_own

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...operator.nn.stacks import LayerObserver
-from ...support._evaluating import evaluating
+from ...support._restored import evaluating
 from .._task_registry import ClassifyOptions
 from ..models import Model
 from ._baselines import tfidf_regression

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ...see.monitoring import Observations
-from ...support._evaluating import evaluating
 from ...support._numbers import named_values
+from ...support._restored import evaluating
 from .._task_registry import GraphOptions
 from ..models import Model, load, new_graph_model
 from ..training import Objective, Settings

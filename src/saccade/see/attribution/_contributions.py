@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...interception._running_modules import Layers, Place
 from ...operator._call import ObservedCall
-from ...support._evaluating import evaluating
+from ...support._restored import evaluating
 from ..inspection import weights_of
 from ..intervention._intervene import NoCall
 from ._components import BIASES, HEADS, POSITION, TOKEN, TYPE, Component, exact

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...operator._masks._data import describe
-from ...support._evaluating import evaluating
+from ...support._restored import evaluating
 from ...support._uncertainty import half_width
 from ..intervention import Ablate, Intervention
 from ._heads import CallHeads, Head, HeadValues, head_map

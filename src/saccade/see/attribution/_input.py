@@ -22,7 +22,7 @@ from ...make.models.output_heads import ItemHead, TokenHead, VocabularyHead
 from ...make.models.text.decoder import TextDecoder
 from ...make.models.text.encoder import TextEncoder
 from ...make.models.text.encoder_decoder import EncoderDecoder
-from ...support._evaluating import evaluating
+from ...support._restored import evaluating
 from ..inspection import TextModel, Word, as_predictor, as_text_model, read_target
 from ..inspection._collect import read
 from ..inspection._steps._chosen_word import find_word

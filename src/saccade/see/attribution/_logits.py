@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ...operator._products import unrounded
-from ...support._evaluating import evaluating
 from ...support._numbers import joined, signed
 from ...support._plain_values import plain_values
+from ...support._restored import evaluating
 from ...support._tables import Table
 from ._components import HEADS, Component, exact
 from ._contributions import Stream, stream_of

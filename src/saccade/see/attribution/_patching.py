@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ...operator._masks._data import describe
-from ...support._evaluating import evaluating
+from ...support._restored import evaluating
 from ..intervention import Patch
 from ..intervention._choice import indices
 from ..intervention._edit import Edit, Heads

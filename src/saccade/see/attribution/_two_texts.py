@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...support._evaluating import evaluating
+from ...support._restored import evaluating
 from ..inspection import Predictor, TextModel, as_predictor
 from ..inspection._collect import read
 from ._patching import BY, patching

@@ -23,7 +23,7 @@ from ...make.models.tokenizers.own import START
 from ...operator._call import ObservedCall
 from ...operator._weights import attention_weights
 from ...operator.nn.stacks import Stack
-from ...support._evaluating import evaluating
+from ...support._restored import evaluating
 
 LayerObserver = Callable[[int, ObservedCall], None]
 M = TypeVar("M", bound="TextModel")

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ...interception._tracing import FunctionCall, FunctionMode
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError, Unmeasured
 from ..subject._check import Check
 from ..subject._inputs import NamedInputs

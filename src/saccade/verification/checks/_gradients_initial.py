@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..findings._finding import Finding, Location
 from ..subject._source import line_with
 from ..subject._subject import Subject

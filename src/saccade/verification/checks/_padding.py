@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...support._numbers import rounded
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..findings._finding import Finding, Inapplicable, Location, TargetError
 from ..subject import _influence as influence
 from ..subject._check import Check

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...interception._tracing import memory_of
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..findings._finding import Finding, Location, TargetError
 from ..findings._words import TRIANGLE
 from ..subject._check import Check

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..findings._finding import Finding, Inapplicable, Severity, TargetError, Unmeasured
 from ..subject._check import Check
 from ..subject._inputs import NamedInputs

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..findings._finding import Inapplicable, TargetError
 from ._documents import Documents, drawn, exchanged
 from ._stack import Stack

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...support._seeding import seeded
+from ...support._restored import seeded
 
 _PLAIN = (int, float, str, bytes, bool, type(None), torch.dtype, torch.device)
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set, deque}  # others may load, count or refuse when copied

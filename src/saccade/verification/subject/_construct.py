@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..findings._finding import TargetError, Undecided
 from ..findings._locate import location_of
 from ..findings._words import GPU_WORDS

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..findings._finding import Inapplicable, TargetError
 from ._inputs import NamedInputs, Side
 from ._operations import WatchedOperations

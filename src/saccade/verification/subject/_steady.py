@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..findings._finding import Inapplicable, TargetError, Unmeasured
 from ._inputs import NamedInputs
 from ._subject import CallResult, Subject

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...interception._tracing import FunctionCall, FunctionMode, TensorLabels
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..findings._finding import Inapplicable, Location, TargetError
 from ..subject._inputs import NamedInputs
 from ..subject._operations import location_here, module_here

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...interception._tracing import TensorLabels, memory_of, tensors_in
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..findings._finding import Location
 from ..subject._inputs import NamedInputs
 from ..subject._operations import EagerOperations, location_here

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...support._seeding import seeded
+from ...support._restored import seeded
 from ..findings._finding import Inapplicable, Location, TargetError
 from ..subject._influence import SEED
 from ..subject._inputs import NamedInputs

@@ -23,7 +23,7 @@ import torch
 
 from ....support._extras import installing
 from ....support._garbage_collection import uncollected
-from ....support._seeding import seeded
+from ....support._restored import seeded
 from .._shortened import shortened
 from .gguf import read_header, read_once
 from .held_layers import HeldLayer, gguf_layers, leaves_out, packed_layers, put, put_while_loading, replaced

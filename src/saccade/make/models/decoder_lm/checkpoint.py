@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from ....operator.nn import KVCache
 from ....operator.nn.stacks import LayerObserver
 from ....operator.variants import MechanismConfig
-from ....support._meta import on_meta
-from ....support._seeding import seeded
+from ....support._restored import on_meta, seeded
 from ....support._whole_file import whole_file
 from .._shortened import shortened
 from ..checkpoints.kept_roles import HEADS as HEADS, KeptRoles

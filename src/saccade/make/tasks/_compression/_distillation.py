@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ....operator._observers import aside, padding_in_place
 from ....operator.nn import Observation
 from ....operator.nn.stacks import LayerObserver
-from ....support._evaluating import evaluating
+from ....support._restored import evaluating
 from ...models import Model, ModelOutput
 from ...training import Evaluation, Objective
 from ...training.run_folder.resume import digest

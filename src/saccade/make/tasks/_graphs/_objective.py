@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ....operator.nn.stacks import LayerObserver
-from ....support._evaluating import evaluating
+from ....support._restored import evaluating
 from ...models import Model
 from ...training import Evaluation, Objective, Settings
 from .._example_task import widened

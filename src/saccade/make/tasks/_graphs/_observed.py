@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ....interception._hooks import hooked
 from ....operator._attention import attention
 from ....see.monitoring import Observations, watch
-from ....support._evaluating import evaluating
+from ....support._restored import evaluating
 from ...models import Model
 from ...models.graphs.attention import GraphAttention
 

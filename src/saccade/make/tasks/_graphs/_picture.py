@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ....see.monitoring import watch
-from ....support._evaluating import evaluating
+from ....support._restored import evaluating
 from ...models import Model
 from ...models.graphs.attention import GraphAttention
 from ._data import Nodes

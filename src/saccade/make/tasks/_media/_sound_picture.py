@@ -16,7 +16,7 @@ from torch import Tensor
 from ....operator.nn import Observation
 from ....operator.nn.attention import weights_of
 from ....operator.nn.stacks import LayerObserver
-from ....support._evaluating import evaluating
+from ....support._restored import evaluating
 from ...models import Model
 from .._classes._confusion import Counts, draw_confusion_left, side_of, written
 from .._classes._results import SHOWN

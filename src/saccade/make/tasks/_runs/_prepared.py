@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ....support._numbers import named_values
-from ....support._seeding import seeded
+from ....support._restored import seeded
 from ...models import Model
 from ...models.decoder_lm.checkpoint import write_text
 from ...models.model import COMPANIONS

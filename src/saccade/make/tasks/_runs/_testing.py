@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ....support._seeding import seeded
+from ....support._restored import seeded
 from ....support._tables import Table
 from ....support._whole_file import whole_file
 from ...models import Model

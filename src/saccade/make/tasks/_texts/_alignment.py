@@ -15,7 +15,7 @@ import torch
 from ....operator.nn.attention import Observation, weights_of
 from ....see.inspection._targets import target_tokenizer
 from ....see.inspection._words import Word, group
-from ....support._evaluating import evaluating
+from ....support._restored import evaluating
 from ...models.text.encoder_decoder import EncoderDecoder
 from ._reader import AnyTokenizer
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ....see.inspection._words import split_words
-from ....support._evaluating import evaluating
+from ....support._restored import evaluating
 from ...models import Model
 
 POINTS, ROUNDS = 16, 12  # of the way that are looked at, at first and in each round; rounds

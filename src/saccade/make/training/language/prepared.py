@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ....operator.variants._parse import to_json
-from ....support._meta import on_meta
 from ....support._plain_values import parsed_json
+from ....support._restored import on_meta
 from ...models import DecoderLM, LanguageModel, ModelConfig, Sampling, Tokenizer, generate, save
 from ...models.decoder_lm.checkpoint import CONFIG, WEIGHTS, as_stored, load_own, write_text
 from ...models.tokenizers.own import train_bpe, train_characters

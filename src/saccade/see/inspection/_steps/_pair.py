@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ....make.models.text.encoder_decoder import EncoderDecoder
 from ....operator._call import ObservedCall
-from ....support._evaluating import evaluating
+from ....support._restored import evaluating
 from .._collect import read
 from .._models import LayerObserver, TextModel
 from .._targets import Target, read_target, token_labels, token_names

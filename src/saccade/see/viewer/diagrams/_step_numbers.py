@@ -17,7 +17,7 @@ from ....make.models.text.decoder import TextDecoder
 from ....make.models.text.encoder_decoder import EncoderDecoder, NextTokenHead
 from ....operator._call import ObservedCall
 from ....operator.nn import KVCache
-from ....support._evaluating import evaluating
+from ....support._restored import evaluating
 from ...inspection import TextModel, weights_of
 from ...inspection._targets import Target, read_target, target_tokenizer
 from ._head import read_short

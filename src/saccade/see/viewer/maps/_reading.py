@@ -19,7 +19,7 @@ from ....operator._biases import as_bias
 from ....operator._call import ObservedCall
 from ....operator._masks import Mask
 from ....operator.nn.attention import Observation
-from ....support._evaluating import evaluating
+from ....support._restored import evaluating
 from ...inspection import Look, Target, TextModel, as_text_model, look, read_target
 from ...inspection._collect import read
 from ...monitoring import Alarms, CallRecord

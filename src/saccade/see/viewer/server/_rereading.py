@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ....make.models.text.encoder_decoder import EncoderDecoder, NextTokenHead
-from ....support._evaluating import evaluating
+from ....support._restored import evaluating
 from ...attribution import HeadValues
 from ...inspection import Predictor, TextModel, as_predictor
 from ...inspection._collect import read

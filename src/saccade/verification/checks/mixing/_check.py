@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ....support._seeding import seeded
+from ....support._restored import seeded
 from ...findings._finding import Finding, Inapplicable, Severity, TargetError, Unmeasured
 from ...subject._check import Check
 from ...subject._inputs import NamedInputs

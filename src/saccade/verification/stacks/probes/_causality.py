@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ....support._seeding import seeded
+from ....support._restored import seeded
 from ...findings._finding import Finding, Inapplicable, TargetError, Unmeasured
 from .._bounds import Measure, mixed_by, training
 from .._documents import Documents, drawn, exchanged

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ....interception._hooks import hooked
-from ....support._seeding import seeded
+from ....support._restored import seeded
 from ...findings._finding import Finding
 from .._bounds import Measure, served_alike
 from .._documents import drawn

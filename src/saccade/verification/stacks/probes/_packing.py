@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....support._seeding import seeded
+from ....support._restored import seeded
 from ...findings._finding import Finding, Inapplicable, TargetError
 from ...subject._shortened import size_of
 from .._bounds import Measure, mixed_by, training, without_dropout

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ....support._registered import registered
-from ....support._seeding import seeded
+from ....support._restored import seeded
 from ...findings._finding import Finding, Inapplicable
 from ...subject._calling import guarded
 from .._bounds import Difference, Measure, evaluating, mixed_by, training, without_dropout

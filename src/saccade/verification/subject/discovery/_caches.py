@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....support._seeding import set_seed
+from ....support._restored import set_seed
 from ...findings._finding import Inapplicable, TargetError, Undecided
 from .._construct import construct
 from .._decoder import CachedDecoder, numbered

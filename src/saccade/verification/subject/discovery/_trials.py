@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from ....support._seeding import seeded, set_seed
+from ....support._restored import seeded, set_seed
 from ...findings._finding import Inapplicable, TargetError
 from .._calling import CallRequest, arguments_of, entered, invoke, picked
 from .._inputs import NamedInputs
