@@ -25,35 +25,44 @@ _FEW = 16  # entries of a tensor that a message shows
 
 
 class Prompt:
-    """The plan and the call that the layers of one cache have in common.
+    """The plan and the model's call that the layers of one cache share.
 
     Attributes:
         plan: of the prompt.
         running: whether a model on shards runs with this cache.
-        continues: whether that call has new tokens behind the prompt, the same on every rank.
-        facts: what ranks have to compare of that call.
+        before: number of tokens in the cache when that call began.
     """
 
     def __init__(self, plan: SequencePlan) -> None:
-        self.plan, self.running, self.continues = plan, False, False
-        self.facts: dict[str, Any] = {}
+        self.plan, self.running, self.before = plan, False, 0
+        self._facts: dict[str, Any] = {}
         self._new: tuple[ShardedLayer, Tensor] | None = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether the call has new tokens behind the prompt, the same on every rank."""
+        return self.before > 0
 
     def begin(self, before: int, given: Mapping[str, Any]) -> None:
         """A call of a model with these arguments begins, with so many tokens in the cache."""
-        self.running, self.continues, self._new = True, before > 0, None
+        self.running, self.before, self._new = True, before, None
         integers = {
             name: x
             for name, x in given.items()
             if self.continues and isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex())
         }
-        self.facts = {name: _contents(x) for name, x in integers.items()}
+        self._facts = {f"argument {name}": _contents(x) for name, x in integers.items()}
+
+    def facts_once(self) -> dict[str, Any]:
+        """The arguments that ranks compare, for the first layer; nothing for the others."""
+        facts, self._facts = self._facts, {}
+        return facts
 
     def layer_of(self, key: Tensor, where: str) -> ShardedLayer:
         """The layer that has just taken this key."""
         new, self._new = self._new, None
         if new is None or new[1] is not key:
-            raise ValueError(f"{where}: it attends to other keys than those that it gave the cache")
+            raise ValueError(f"{where}: expected each call of attention to use the keys just given to the cache")
         return new[0]
 
 
@@ -73,10 +82,10 @@ class ShardedLayer(LayerCache):
     def _append(self, new: NewTokens) -> CachedInputs:
         """Keys and values of the new rows, with mask and bias of the whole sequence."""
         if not self.prompt.running:
-            raise ValueError(
-                "cache: its keys are on shards; call the model in saccade.distributed.context_parallel, with the plan "
-                "of the prompt"
-            )
+            where = "call the model in saccade.distributed.context_parallel, with the plan of the prompt"
+            if self.held is None:
+                raise ValueError(f"cache: it was put on shards and is empty: {where}, or make a new cache")
+            raise ValueError(f"cache: its keys are on shards; {where}")
         if new.padding is not None:
             raise ValueError("padding: on shards it belongs into the plan's mask")
         self.prompt._new = self, new.key

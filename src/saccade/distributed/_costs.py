@@ -74,7 +74,7 @@ class RankSpeed:
     Attributes:
         rate, backward_rate: FLOP/s of a rank's forward and backward pass.
         bandwidth: bytes/s that a rank receives while it sends as many, with the copies before and after.
-        latency: seconds of a message without bytes.
+        latency: seconds of a message without bytes, between ranks that compute.
         memory: bytes/s that sums in memory read and write.
     overlap: share of a message's time in which computing goes on undisturbed; below 0 where it suffers for longer.
     """

@@ -48,9 +48,9 @@ def context_parallel(model: nn.Module, plan: SequencePlan) -> Iterator[None]:
             shifted or of encoders that are, attention weights, layers that are left out at random, rotary positions
             scaled by the sequence's length, tokens dropped by their share, edits of calls. With a cache: one of another
             kind or plan, a plan's mask other than None, causal and windows; and behind a prompt labels, gradients, a
-            model in training, tokens that differ by rank. A layer whose mask is not known is named. The model calls
-            F.scaled_dot_product_attention or flex_attention itself, or makes fewer calls of attention than it has
-            layers.
+            model in training, integer arguments that differ by rank (embeddings are not compared). A layer whose mask
+            is not known is named. The model calls F.scaled_dot_product_attention or flex_attention itself, or makes
+            fewer calls of attention than it has layers.
 
     Example:
         >>> import torch, torch.distributed as dist, transformers, saccade

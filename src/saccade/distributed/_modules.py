@@ -78,7 +78,10 @@ class RunningModules(RunningModel):
         return super()._enter(module, args, kwargs)
 
     def arguments(self, module: Any, given: dict[str, Any], known: Container[str], where: str) -> None:
-        for name in [name for name, value in given.items() if isinstance(value, KVCache | LayerCache)]:
+        caches = {name: value for name, value in given.items() if isinstance(value, KVCache | LayerCache)}
+        if len({*map(id, caches.values())}) > 1:
+            raise ValueError(f"{where}: {' and '.join(caches)}: a call on shards takes one cache, got {len(caches)}")
+        for name in caches:
             prompt = self._prompt_of(given[name], f"{where}: {name}")
             self.take_cache(prompt, int(given[name].length), given, where, name, module.training)
         own = _own_class(module)
@@ -114,8 +117,8 @@ class RunningModules(RunningModel):
             (prompt,) = prompts
             if prompt.plan is self.plan:
                 return prompt
-        usual = all(type(layer) in (GrowingLayer, ShardedLayer) and not layer._rounds for layer in layers)
-        if not isinstance(cache, KVCache) or not usual or any(layer.lengths().any() for layer in layers):
+        replaceable = all(type(layer) in (GrowingLayer, ShardedLayer) and not layer._rounds for layer in layers)
+        if not isinstance(cache, KVCache) or not replaceable or any(layer.lengths().any() for layer in layers):
             kinds = {
                 f"{type(layer).__name__}{' in 8 bits' if layer._rounds else ''} of {int(layer.lengths().max())} tokens"
                 for layer in layers
@@ -164,7 +167,7 @@ class RunningModules(RunningModel):
         if backend != "auto":
             raise ValueError(f"context_parallel: backend {backend!r}: on shards it is chosen for each part of a call")
         self._calls += 1
-        where = "context_parallel: a call"
+        where = f"context_parallel: {type(self._around[-1][0]).__name__ if self._around else 'a call'}"
         return self.attend(where, query, key, value, as_mask(mask), self.layer_of(key, where), **options)
 
     def _place(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..interception._hooks import FlexCall, SdpaCall, checkpoints_wrapped_by, flex_handled_by, sdpa_handled_by
 from ..operator._masks import Causal, Window
 from ..operator._observers import aside
+from ..operator.nn.cache.key_positions import both
 from ._attention import attention_with_lse
 from ._batches import IGNORED, ROWS
 from ._caches import Prompt, ShardedLayer
@@ -42,7 +43,7 @@ class RunningModel(ABC):
         self._attending = False
         self._targets = dict[int, tuple[Tensor, Any]]()
         self.prompt: Prompt | None = None
-        self._outer = dict[int, Prompt | None]()  # of the modules that run: that of the module around
+        self._around = list[tuple[nn.Module, Prompt | None]]()  # modules that run, and the prompt around each
 
     @abstractmethod
     def modules(self) -> list[nn.Module]:
@@ -115,7 +116,7 @@ class RunningModel(ABC):
         if not self.on_this_thread():
             return None
         self.running.add(id(module))
-        self._outer[id(module)] = self.prompt
+        self._around.append((module, self.prompt))
         signature = inspect.signature(module.forward)
         if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
             return None  # DistributedDataParallel, say, which hands all on
@@ -132,7 +133,7 @@ class RunningModel(ABC):
         try:
             return None if output is None else self.result(module, output)
         finally:
-            self._return_to(self._outer.pop(id(module), None))
+            self._return_to(self._around.pop()[1] if self._around else None)
 
     def _return_to(self, prompt: Prompt | None) -> None:
         """End the call that runs with a cache, which is part of one with this prompt."""
@@ -154,7 +155,7 @@ class RunningModel(ABC):
         if before and any(given.get(labels) is not None for labels in ("labels", "shift_labels")):
             raise ValueError(f"{where}: labels: a call behind a prompt has no loss on shards")
         if before and training:
-            raise ValueError(f"{where}: each rank draws dropout of its own; call model.eval() behind a prompt")
+            raise ValueError(f"{where}: dropout would differ by rank; call model.eval() behind a prompt")
         prompt.begin(before, given)
         self.prompt = prompt
 
@@ -236,8 +237,11 @@ class RunningModel(ABC):
         **options: Any,
     ) -> tuple[Tensor, Tensor]:
         """The call over all ranks, with the mask of the whole sequence that a layer has: out (B, H, n, D) and lse."""
-        if layer is not None and self.continues != (layer.held is not None):
-            raise ValueError(f"{where}: the layers of its cache have different numbers of tokens; call reset()")
+        if layer is not None and layer.prompt.before != (held := int(layer.lengths()[0])):
+            raise ValueError(
+                f"{where}: its cache has {held} tokens, expected {layer.prompt.before} as in the first layer: roll all "
+                "layers back to one length, as after a call that failed"
+            )
         if not self.continues and (query.shape[2] != self.held or key.shape[2] != self.held):
             raise ValueError(
                 f"{where}: {query.shape[2]} rows and {key.shape[2]} keys, expected {self.held} of both: "
@@ -246,7 +250,8 @@ class RunningModel(ABC):
         before, self._attending = self._attending, True
         try:
             with aside():
-                if self.continues and layer is not None:
+                if self.continues:
+                    assert layer is not None
                     return self._decode(where, query, key, value, mask, layer, options)
                 made = attention_with_lse(query, key, value, plan=self.plan._narrowed(mask), **options)
         finally:
@@ -267,12 +272,11 @@ class RunningModel(ABC):
     ) -> tuple[Tensor, Tensor]:
         """The call from new tokens to all tokens so far, the same on every rank."""
         if options.pop("dropout", 0.0):
-            raise ValueError(f"{where}: dropout: each rank draws its own, expected none behind a prompt")
+            raise ValueError(f"{where}: dropout would differ by rank, expected none behind a prompt")
         if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
             raise ValueError(f"{where}: a call behind a prompt records no gradients; call it under torch.no_grad()")
-        whole = mask if self.plan.mask is None else self.plan.mask if mask is None else self.plan.mask & mask
-        facts, layer.prompt.facts = layer.prompt.facts, {}  # once for all layers
-        return decode_with_lse(query, key, value, whole, layer.held, options, facts)
+        whole = both(self.plan.mask, mask)
+        return decode_with_lse(query, key, value, whole, layer.held, options, layer.prompt.facts_once())
 
     def _refuse(self, call: SdpaCall | FlexCall, proceed: Callable[[], Any]) -> Any:
         if self.running and not self._attending:

@@ -52,15 +52,15 @@ def _measured(group: Any, sizes: CallSizes) -> RankSpeed:
         compute = _passes(sizes, rows, device)
         forward = _seconds(group, device, compute[0])
     exchange = _exchanges(group, device)
-    latency = _latency(group, device, _passes(sizes, _ROWS_BETWEEN, device)[0], exchange)
-    message = _seconds(group, device, lambda: exchange(_BYTES))
+    idle, message = (_seconds(group, device, lambda n=n: exchange(n)) for n in (1, _BYTES))  # type: ignore[misc]
+    latency = max(_latency(group, device, _passes(sizes, _ROWS_BETWEEN, device)[0], exchange), idle)
     both = _seconds(group, device, lambda: exchange(_BYTES, compute[0]))
     disturbed = max(both - max(forward, message), 0.0) / min(forward, message)
     operations = 2.0 * sum(sizes.widths) * _HEADS * rows**2
     return RankSpeed(
         operations / forward,
         operations * BACKWARD / _seconds(group, device, compute[1]),
-        _BYTES / max(message - latency, message / 2),
+        _BYTES / max(message - idle, message / 2),
         latency,
         _memory(group, device),
         max(1.0 - disturbed, -1.0),
@@ -71,14 +71,9 @@ def _latency(group: Any, device: torch.device, work: Callable[[], Any], exchange
     """Seconds of a message without bytes between ranks that compute. Where these share cores, a message then waits for
     a core: several times as long as between ranks that are idle."""
 
-    def alternate(messages: bool) -> None:
-        for _ in range(_TURNS):
-            work()
-            if messages:
-                exchange(1)
-
-    alone, both = (_seconds(group, device, lambda messages=messages: alternate(messages)) for messages in (False, True))  # type: ignore[misc]
-    return max(both - alone, 0.0) / _TURNS
+    alone = _seconds(group, device, lambda: [work() for _ in range(_TURNS)])
+    both = _seconds(group, device, lambda: [(work(), exchange(1)) for _ in range(_TURNS)])  # type: ignore[func-returns-value]
+    return (both - alone) / _TURNS
 
 
 def _passes(sizes: CallSizes, rows: int, device: torch.device) -> tuple[Callable[[], Any], Callable[[], Any]]:

@@ -253,11 +253,15 @@ class ModelCache:
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.get_seq_length(layer_idx) + query_length, 0
 
-    def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove > 0:  # in some versions of transformers the tokens that stay
-            raise ValueError(f"crop: expected a negative number, -n for the last n tokens, got {tokens_to_remove}")
-        for layer in self.layers.values():
-            layer.rollback(-tokens_to_remove)
+    def crop(self, max_length: int) -> None:
+        if max_length > 0:  # older versions of transformers read it as the number of tokens that stay
+            raise ValueError(f"crop: expected a negative number, -n for the last n tokens, got {max_length}")
+        counts = [int(layer.lengths()[0]) for layer in self.layers.values()]
+        end = max(counts, default=0) + max_length
+        if min(counts, default=0) < end:
+            raise ValueError(f"crop: its layers have {min(counts)} to {max(counts)} tokens, got {max_length}")
+        for layer, count in zip(self.layers.values(), counts, strict=True):
+            layer.rollback(count - end)  # also evens layers after a call that failed
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         for layer in self.layers.values():

@@ -108,7 +108,7 @@ class Swap(torch.autograd.Function):
 
 def _to_heads(group: HeadGroup, dealt: tuple[Dealt, ...], tensors: Any, operation: str) -> list[Tensor]:
     ranks, me = range(len(group.places)), group.number
-    sends = [(to, _of(x, heads[to])) for to in ranks for x, (heads, _) in zip(tensors, dealt, strict=True)]
+    sends = [(to, _heads_of(x, heads[to])) for to in ranks for x, (heads, _) in zip(tensors, dealt, strict=True)]
     into = [
         (rank, x.new_empty(x.shape[0], len(heads[me]), size(places[rank]), x.shape[3]))
         for rank in ranks
@@ -140,17 +140,17 @@ def _to_rows(group: HeadGroup, dealt: tuple[Dealt, ...], tensors: Any, operation
     ]
     received = _swapped(group, sends, into, operation)
     for n, (total, (heads, _)) in enumerate(zip(totals, dealt, strict=True)):
-        done = 0  # heads that are written
+        written = 0  # heads
         for mine, part in zip(heads, received[n :: len(totals)], strict=True):
             if mine:
-                shared = done - mine[0]
-                total[:, mine[0] : done] += part[:, :shared]
-                total[:, done : mine[-1] + 1] = part[:, shared:]
-                done = mine[-1] + 1
+                shared = written - mine[0]
+                total[:, mine[0] : written] += part[:, :shared]
+                total[:, written : mine[-1] + 1] = part[:, shared:]
+                written = mine[-1] + 1
     return totals
 
 
-def _of(x: Tensor, heads: Heads) -> Tensor:
+def _heads_of(x: Tensor, heads: Heads) -> Tensor:
     """A view of some heads, which follow one another."""
     return x.narrow(1, heads[0] if heads else 0, len(heads))
 
@@ -158,7 +158,7 @@ def _of(x: Tensor, heads: Heads) -> Tensor:
 def _swapped(group: HeadGroup, sends: Any, into: Any, operation: str) -> list[Tensor]:
     """The received tensors, in the order of `into`; those of a rank for itself are not sent."""
     own = iter([x for to, x in sends if to == group.number])
-    away = [(group.peers[rank], x.contiguous()) for rank, x in sends if rank != group.number]
-    others = [(group.peers[rank], x) for rank, x in into if rank != group.number]
-    received = iter(exchanged(group.process_group, away, others, operation))
+    leaving = [(group.peers[rank], x.contiguous()) for rank, x in sends if rank != group.number]
+    arriving = [(group.peers[rank], x) for rank, x in into if rank != group.number]
+    received = iter(exchanged(group.process_group, leaving, arriving, operation))
     return [next(own) if rank == group.number else next(received) for rank, _ in into]

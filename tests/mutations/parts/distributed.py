@@ -84,8 +84,8 @@ FAULTS = (
     Fault(
         "shards-shared-key-heads",
         SWAP,
-        "total[:, mine[0] : done] +=",
-        "total[:, mine[0] : done] =",
+        "total[:, mine[0] : written] +=",
+        "total[:, mine[0] : written] =",
         TESTS,
         "Of ranks that share a key head, the last one's gradient stands for all.",
     ),
@@ -196,7 +196,7 @@ FAULTS = (
     Fault(
         "shards-mask-behind-a-prompt",
         MODELS,
-        "self.plan.mask & mask",
+        "both(self.plan.mask, mask)",
         "self.plan.mask",
         CONTINUED,
         "Tokens behind a prompt see beyond the windows of layers.",
@@ -212,8 +212,8 @@ FAULTS = (
     Fault(
         "shards-tokens-behind-a-prompt",
         LAYERS,
-        "self.facts = {name: _contents(x) for name, x in integers.items()}",
-        "self.facts = {}",
+        'self._facts = {f"argument {name}": _contents(x) for name, x in integers.items()}',
+        "self._facts = {}",
         CONTINUED,
         "Ranks continue a prompt by different tokens, and their outputs are merged.",
     ),

@@ -101,7 +101,7 @@ class GeneratingModel(Model):
             sampling: how to sample. None takes the most probable tokens, with the checkpoint's `repetition_penalty`, or
                 uses beam search if the checkpoint sets `num_beams`.
             cache: an empty cache of any kind, such as `KVCache.streaming(layers, window)`, or one that holds the tokens
-                before `input_ids`, which constraints and penalties then do not read; None keeps all tokens.
+                before `input_ids`: constraints and penalties then read only `input_ids`. None keeps all tokens.
 
         Raises:
             TypeError, ValueError: ids outside the vocabulary, other shapes, an item without real tokens, a head other
