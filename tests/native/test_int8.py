@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from native.fuzzing import each_set
 from saccade.operator._backends.native import _kernels
-from saccade.operator._int8 import BLOCK, FUNCTIONS, Norm, int8_weight, multiply_int8, rounded_product
+from saccade.operator._int8 import BLOCK, FUNCTIONS, RowNorm, int8_weight, multiply_int8, rounded_product
 
 SIZES = [
     (1, 2, 1),
@@ -140,7 +140,7 @@ def test_a_norm_after_all_is_that_of_the_sum(rows):
     x[1, 2], added[3] = torch.nan, torch.inf
     for dtype, unit in ((torch.float32, 2.0**-24), (torch.bfloat16, 2.0**-9)):
         x, added = x.to(dtype), added.to(dtype)
-        norm = Norm(torch.randn(389).to(dtype), torch.randn(389).to(dtype), 1e-3)
+        norm = RowNorm(torch.randn(389).to(dtype), torch.randn(389).to(dtype), 1e-3)
         for _ in each_set():
             for product, then in ((up, (down, None)), (down, None)):
                 rows_in = x if then else F.pad(x, (0, 62))
