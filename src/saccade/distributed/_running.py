@@ -252,7 +252,7 @@ class RunningModel(ABC):
             with aside():
                 if self.continues:
                     assert layer is not None
-                    return self._decode(where, query, key, value, mask, layer, options)
+                    return self._decode(where, (query, key, value), mask, layer, options)
                 made = attention_with_lse(query, key, value, plan=self.plan._narrowed(mask), **options)
         finally:
             self._attending = before
@@ -263,9 +263,7 @@ class RunningModel(ABC):
     def _decode(
         self,
         where: str,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        tensors: tuple[Tensor, Tensor, Tensor],
         mask: Any,
         layer: ShardedLayer,
         options: dict[str, Any],
@@ -273,10 +271,10 @@ class RunningModel(ABC):
         """The call from new tokens to all tokens so far, the same on every rank."""
         if options.pop("dropout", 0.0):
             raise ValueError(f"{where}: dropout would differ by rank, expected none behind a prompt")
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             raise ValueError(f"{where}: a call behind a prompt records no gradients; call it under torch.no_grad()")
         whole = both(self.plan.mask, mask)
-        return decode_with_lse(query, key, value, whole, layer.held, options, layer.prompt.facts_once())
+        return decode_with_lse(*tensors, whole, layer.held, options, layer.prompt.facts_once())
 
     def _refuse(self, call: SdpaCall | FlexCall, proceed: Callable[[], Any]) -> Any:
         if self.running and not self._attending:

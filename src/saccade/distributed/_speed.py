@@ -70,7 +70,6 @@ def _measured(group: Any, sizes: CallSizes) -> RankSpeed:
 def _latency(group: Any, device: torch.device, work: Callable[[], Any], exchange: Callable[[int], None]) -> float:
     """Seconds of a message without bytes between ranks that compute. Where these share cores, a message then waits for
     a core: several times as long as between ranks that are idle."""
-
     alone = _seconds(group, device, lambda: [work() for _ in range(_TURNS)])
     both = _seconds(group, device, lambda: [(work(), exchange(1)) for _ in range(_TURNS)])  # type: ignore[func-returns-value]
     return (both - alone) / _TURNS
